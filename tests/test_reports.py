@@ -98,13 +98,12 @@ def test_each_path_is_a_test_case_that_fails_where_the_path_is_wrong(checked, tm
 
 
 def test_on_github_one_line_says_the_verdict_where_the_change_is_shown(checked, monkeypatch):
-    files = reports.Files()
     settings = asked("llama", "stdlib")
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    assert files.write(checked[1], settings) == []
+    assert reports.write({}, checked[1], settings) == []
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     for found, level in zip(checked, ("notice", "error"), strict=True):
-        (line,) = files.write(found, settings)
+        (line,) = reports.write({}, found, settings)
         assert line.startswith(f"::{level} title=kvbook check ")
         assert "\n" not in line
 

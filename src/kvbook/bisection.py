@@ -72,14 +72,21 @@ def halving(count: int) -> list[int]:
     return order
 
 
-def span(points: Sequence[str], outcome: Outcome, has: str | None = None) -> Span:
-    """Find a fault among points, and bisect on both sides of it; `has` is a point that is known to have it."""
+def span(
+    points: Sequence[str], outcome: Outcome, has: str | None = None,
+    say: Callable[[str, str], None] = lambda _point, _outcome: None,
+) -> Span:
+    """Find a fault among points, and bisect on both sides of it; `has` is a point that is known to have it.
+
+    `say` is told each point that is tried, and what the path comes to there.
+    """
     known: dict[int, bool | None] = {}
 
     def wrong(at: int) -> bool | None:
         if at not in known:
+            say(points[at], found := outcome(points[at]))
             # What does not run there says neither that the fault is there nor that it is not.
-            known[at] = {table.BUG: True, table.ROUNDING: False, table.EXACT: False}.get(outcome(points[at]))
+            known[at] = {table.BUG: True, table.ROUNDING: False, table.EXACT: False}.get(found)
         return known[at]
 
     order = [points.index(has)] if has in points else halving(len(points))

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from kvbook.errors import UserError
 
@@ -79,25 +80,15 @@ def _install(wanted: list[str], folder: Path) -> None:
 
 def _unmet(folder: Path) -> list[str]:
     """List what the packages of a folder require and neither it nor the running environment has."""
-    there = {_normal(each.name): each for each in metadata.distributions(path=[str(folder)])}
+    there = {canonicalize_name(each.name): each for each in metadata.distributions(path=[str(folder)])}
     unmet = []
     for package in there.values():
         for line in package.requires or ():
             required = Requirement(line)
             if required.marker and not required.marker.evaluate({"extra": ""}):
                 continue
-            found = there.get(_normal(required.name)) or _running(required.name)
+            running = metadata.distributions(name=required.name)
+            found = there.get(canonicalize_name(required.name)) or next(iter(running), None)
             if found is None or not required.specifier.contains(found.version, prereleases=True):
                 unmet.append(f"{required.name}{required.specifier}")
     return sorted(set(unmet))
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _running(name: str) -> metadata.Distribution | None:
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -58,9 +58,9 @@ def first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any
         if first is None:
             said, kind = "none", "none"
         else:
-            place = "" if first.layer is None else f"layer {first.layer}, "
-            said = f"{place}{first.operation} ({first.function}, {first.rows} of {ids.shape[1]} tokens)"
-            kind = first.kind if first.on_equal_inputs else "not comparable row by row"
+            place = "" if first.call.layer is None else f"layer {first.call.layer}, "
+            said = f"{place}{first.call.operation} ({first.function}, {first.rows} of {ids.shape[1]} tokens)"
+            kind = first.call.kind if first.on_equal_inputs else "not comparable row by row"
         row |= {f"first operation, {dtype}": said, f"first kind, {dtype}": kind}
     return row
 

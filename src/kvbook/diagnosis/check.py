@@ -190,29 +190,25 @@ class _Measured:
         rows, again, moves = map(pd.DataFrame, (self.rows, self.again, self.moves))
         declared = self.settings.cache_dtype
         fields = judged(rows, self.use_cache, self.settings.seed, again, moves, declared)
-        if not self.deep:
-            return self._known(fields)
-        allowed = storage.bounds(moves.groupby("dtype")["furthest"].max()) if declared and len(moves) else {}
-        found = thorough.findings(self.deep, allowed)
-        fields["paths"] += found
-        wrong = next((each for each in found if each.verdict == "bug"), None)
-        if wrong is None or fields["verdict"] == "bug":
-            return self._known(fields)
-        return self._known(fields | {
-            "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}", "path": wrong.path,
-            "located": False, "remedy": self.paths[wrong.path].remedy,
-        })
-
-    def _known(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Say which pass is wrong, and the cause of a bug that the atlas knows, where nothing else was found."""
-        if fields["verdict"] == "bug" and fields["located"]:
-            fields = fields | {"wrong_pass": self.wrong_pass}
-        wrong = {found.path for found in fields["paths"] if found.verdict == "bug"}
-        if fields["verdict"] != "bug" or fields.get("cause"):
+        if self.deep:
+            allowed = storage.bounds(moves.groupby("dtype")["furthest"].max()) if declared and len(moves) else {}
+            found = thorough.findings(self.deep, allowed)
+            fields["paths"] += found
+            wrong = next((each for each in found if each.verdict == "bug"), None)
+            if wrong and fields["verdict"] != "bug":
+                fields |= {
+                    "verdict": "bug", "status": STATUS["bug"], "why": f"{wrong.path}: {wrong.detail}",
+                    "path": wrong.path, "located": False, "remedy": self.paths[wrong.path].remedy,
+                }
+        if fields["verdict"] != "bug":
             return fields
-        if (fault := known.fault(self.model_type, wrong, transformers.__version__)) is None:
-            return fields
-        return fields | {"cause": f"known of {self.model_type}: {fault.cause}", "remedy": fault.remedy}
+        if fields["located"]:
+            fields["wrong_pass"] = self.wrong_pass
+        at_fault = {each.path for each in fields["paths"] if each.verdict == "bug"}
+        # What the atlas knows, where nothing else was found.
+        if not fields["cause"] and (fault := known.fault(self.model_type, at_fault, transformers.__version__)):
+            fields |= {"cause": f"known of {self.model_type}: {fault.cause}", "remedy": fault.remedy}
+        return fields
 
 
 def judged(

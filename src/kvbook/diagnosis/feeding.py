@@ -99,12 +99,6 @@ class Fed:
         """Run one pass without a cache."""
         return self.model(ids, use_cache=False, **options).logits
 
-    def _last(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the last token's logits alone; those of a long text would take more memory than the model."""
-        # Some classes hand it on without naming it, or compute all of them all the same.
-        kept = {"logits_to_keep": 1} if self._takes("logits_to_keep") else {}
-        return self.full(ids, **kept)[:, -1:]
-
     def _takes(self, name: str) -> bool:
         return takes(self.model, name)
 
@@ -200,12 +194,9 @@ class Fed:
         padded, mask = self._with_padding(shorter, 0)
         both, masks = torch.cat([ids, padded]), torch.cat([torch.ones_like(mask), mask])
         expected = torch.cat([self.full(ids), self.full(shorter)], 1)
-
-        def found() -> Iterator[torch.Tensor]:
-            for logits in self._parts_with(both, masks, [half, *ones]):
-                yield torch.cat([logits[:1], logits[1:, PADDING:]], 1)
-
-        return expected, self._nearest(expected, found())
+        fed = self._parts_with(both, masks, [half, *ones])
+        found = (torch.cat([logits[:1], logits[1:, PADDING:]], 1) for logits in fed)
+        return expected, self._nearest(expected, found)
 
     def _unless_padding_counts(self, ids: torch.Tensor, at: int) -> torch.Tensor:
         """Return the full pass; refuse a class whose full pass changes with padding, which is not its cache's doing."""
@@ -324,7 +315,10 @@ class Fed:
     def across(self, ids: torch.Tensor, start: int) -> Compared:
         """Fill a cache with so many tokens, go on token by token, and run each of these lengths at once."""
         lengths = range(start + 1, ids.shape[1] + 1)
-        expected = [self._last(ids[:, :length]) for length in lengths]
+        # The last token's logits alone: those of a long text would take more memory than the model.  Some classes hand
+        # it on without naming it, or compute all of them all the same.
+        kept = {"logits_to_keep": 1} if self._takes("logits_to_keep") else {}
+        expected = [self.full(ids[:, :length], **kept)[:, -1:] for length in lengths]
         _, cache = self.in_parts(ids[:, :start], [start])
         # Fed on what each call returns: older caches are tuples, which do not grow in place.
         return torch.cat(expected, 1), self.in_parts(ids[:, start:], [1] * len(lengths), cache)[0]

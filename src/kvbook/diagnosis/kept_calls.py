@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.utils import _pytree
 
 # Between two writings.
 _SECONDS = 30.0
@@ -30,23 +31,17 @@ class KeptCalls:
         """Write how far all calls are, unless that was done just now; what has ended is soon done and not kept."""
         if time.monotonic() - self._last < _SECONDS or any(call.result is not None for call in calls):
             return
-        tensors: dict[str, torch.Tensor] = {}
-        told = []
-        for number, call in enumerate(calls):
-            parts = [
-                (part, _told(output, f"{number}.{place}", tensors)) for place, (part, output) in enumerate(call.outputs)
-            ]
-            cache = call.chain.cache if call.chain and not call.before else None
-            layers = [
-                _told(vars(layer), f"{number}.cache.{index}", tensors)
-                for index, layer in enumerate(cache.layers if cache else ())
-            ]
-            told.append({"parts": parts, "layers": layers})
+        leaves, structure = _pytree.tree_flatten([(call.outputs, _layers_of(call)) for call in calls])
+        placed = [(place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        # Two names for the same memory are refused.
+        tensors = {str(place): tensor.clone().contiguous() for place, tensor in placed}
+        others = [(place, leaf) for place, leaf in enumerate(leaves) if str(place) not in tensors]
         self.file.parent.mkdir(parents=True, exist_ok=True)
         beside = self.file.with_suffix(".new")
         try:
-            save_file(tensors, beside, {"told": json.dumps(told)})
-        except TypeError:
+            told = {"structure": _pytree.treespec_dumps(structure), "others": json.dumps(others, default=_said)}
+            save_file(tensors, beside, told)
+        except (TypeError, NotImplementedError):
             # An output that is neither numbers nor tensors; then nothing is kept.
             return
         beside.replace(self.file)
@@ -56,44 +51,38 @@ class KeptCalls:
         """Give all calls what was kept of them."""
         try:
             with safe_open(self.file, framework="pt") as opened:
-                told = json.loads(opened.metadata()["told"])
-                for call, about in zip(calls, told, strict=True):
-                    call.outputs = [(part, _again(output, opened)) for part, output in about["parts"]]
-                    if call.chain and not call.before:
-                        call.chain.filled = [_again(layer, opened) for layer in about["layers"]]
-        except (FileNotFoundError, SafetensorError):
+                structure = _pytree.treespec_loads(opened.metadata()["structure"])
+                others = dict(json.loads(opened.metadata()["others"], object_hook=_meant))
+                places = range(structure.num_leaves)
+                leaves = [others[at] if at in others else opened.get_tensor(str(at)) for at in places]
+        # The last is what an older kvbook kept.
+        except (FileNotFoundError, SafetensorError, KeyError):
             return
+        for call, (outputs, layers) in zip(calls, _pytree.tree_unflatten(leaves, structure), strict=True):
+            call.outputs = outputs
+            if call.chain and not call.before:
+                call.chain.filled = layers
 
     def forget(self) -> None:
         """Delete the file."""
         self.file.unlink(missing_ok=True)
 
 
-# Tensors by name, the rest as JSON: no pickle is ever read.
+def _layers_of(call: Any) -> list[dict[str, Any]]:
+    """Return what the layers of a cache hold, at the first call on it."""
+    cache = call.chain.cache if call.chain and not call.before else None
+    return [vars(layer) for layer in cache.layers] if cache else []
 
 
-def _told(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        # Two names for the same memory are refused.
-        tensors[name] = value.clone().contiguous()
-        return {"tensor": name}
-    if isinstance(value, dict):
-        return {"dict": {key: _told(each, f"{name}.{key}", tensors) for key, each in value.items()}}
-    if isinstance(value, tuple):
-        return {"tuple": [_told(each, f"{name}.{index}", tensors) for index, each in enumerate(value)]}
+# Tensors by their place, the rest as JSON: no pickle is ever read.
+
+
+def _said(value: Any) -> dict[str, str]:
     if isinstance(value, torch.dtype | torch.device):
         return {type(value).__name__: str(value).removeprefix("torch.")}
-    return {"value": value}
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _again(told: dict[str, Any], opened: Any) -> Any:
-    ((kind, value),) = told.items()
-    made = {
-        "tensor": lambda: opened.get_tensor(value),
-        "dict": lambda: {key: _again(each, opened) for key, each in value.items()},
-        "tuple": lambda: tuple(_again(each, opened) for each in value),
-        "dtype": lambda: getattr(torch, value),
-        "device": lambda: torch.device(value),
-        "value": lambda: value,
-    }
-    return made[kind]()
+def _meant(said: dict[str, str]) -> torch.dtype | torch.device:
+    ((kind, name),) = said.items()
+    return torch.device(name) if kind == "device" else getattr(torch, name)

@@ -3,8 +3,7 @@
 import html
 import io
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,43 +15,32 @@ from kvbook.errors import UserError
 _PAGE = Path(__file__).with_name("report.html").read_text("utf-8")
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files that a check is asked to write."""
+def checked(**asked: str | None) -> dict[str, Path]:
+    """Return the files that a check is asked to write, by option; refuse what cannot be written or drawn."""
+    found = {option: named(option, name) for option, name in asked.items() if name}
+    for option in ("plot", "report"):
+        if option in found:
+            plot.check_library(f"--{option}")
+    return found
 
-    plot: Path | None = None
-    report: Path | None = None
-    junit: Path | None = None
-    repro: Path | None = None
 
-    @classmethod
-    def checked(cls, **asked: str | None) -> "Files":
-        """Refuse, before anything is measured, what cannot be written or drawn."""
-        found = {option: named(option, name) for option, name in asked.items() if name}
-        for option in ("plot", "report"):
-            if asked.get(option):
-                plot.check_library(f"--{option}")
-        return cls(**found)
+def write(files: Mapping[str, Path], found: Outcome, asked: CheckSettings | None = None) -> list[str]:
+    """Write them all; return what else is to be said."""
+    for option, write_one in (("plot", plot.draw), ("report", write_html), ("junit", write_junit)):
+        if option in files:
+            write_one(found, files[option])
+    said = [annotation(found)] if asked and os.environ.get("GITHUB_ACTIONS") == "true" else []
+    if asked and "repro" in files:
+        said.append(_reproduced(found, asked, files["repro"]))
+    return said
 
-    def write(self, found: Outcome, asked: CheckSettings | None = None) -> list[str]:
-        """Write them all; return what else is to be said."""
-        if self.plot:
-            plot.draw(found, self.plot)
-        if self.report:
-            write_html(found, self.report)
-        if self.junit:
-            write_junit(found, self.junit)
-        said = [annotation(found)] if asked and os.environ.get("GITHUB_ACTIONS") == "true" else []
-        if self.repro and asked:
-            said.append(self._reproduced(found, asked))
-        return said
 
-    def _reproduced(self, found: Outcome, asked: CheckSettings) -> str:
-        if found.verdict != "bug":
-            return f"repro     {self.repro} is not written: there is no bug to show"
-        from kvbook.diagnosis import repro
+def _reproduced(found: Outcome, asked: CheckSettings, to: Path) -> str:
+    if found.verdict != "bug":
+        return f"repro     {to} is not written: there is no bug to show"
+    from kvbook.diagnosis import repro
 
-        return f"repro     {self.repro} prints: {repro.write(asked, found.path, self.repro)}"
+    return f"repro     {to} prints: {repro.write(asked, found.path, to)}"
 
 
 _ENDINGS = {"plot": ".png", "report": ".html", "junit": ".xml", "repro": ".py"}

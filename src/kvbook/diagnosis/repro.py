@@ -75,16 +75,13 @@ def _programs(config: PretrainedConfig, path: str, checkpoint: str, cache: str) 
         "transformers": transformers.__version__, "cache": cache, "use_cache": "" if said is not None else
         ", use_cache=True", "limit": LARGEST_ROUNDING,
     }
-    for layers in _LAYERS:
-        values = pformat(_small(config, layers), sort_dicts=True).replace("\n", "\n    ")
-        make = _RANDOM.format(model_type=config.model_type, values=values)
+    small = (pformat(_small(config, layers), sort_dicts=True).replace("\n", "\n    ") for layers in _LAYERS)
+    random = (_RANDOM.format(model_type=config.model_type, values=values) for values in small)
+    makes = [(make, "AutoConfig, AutoModelForCausalLM") for make in random]
+    makes += [(_TRAINED.format(path=checkpoint), "AutoModelForCausalLM")] if checkpoint else []
+    for make, imports in makes:
         for cut in _CUTS[path]:
-            yield _PROGRAM.format(
-                make=make, imports="AutoConfig, AutoModelForCausalLM", cut=cut, stop=5 + sum(cut), **about
-            )
-    for cut in _CUTS[path] if checkpoint else ():
-        make = _TRAINED.format(path=checkpoint)
-        yield _PROGRAM.format(make=make, imports="AutoModelForCausalLM", cut=cut, stop=5 + sum(cut), **about)
+            yield _PROGRAM.format(make=make, imports=imports, cut=cut, stop=5 + sum(cut), **about)
 
 
 def _small(config: PretrainedConfig, layers: int) -> dict[str, Any]:

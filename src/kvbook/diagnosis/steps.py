@@ -2,13 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from kvbook.diagnosis import execution_paths, storage, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, PathFound, Verdict
@@ -297,16 +296,14 @@ class _Run:
         if self.modules is None:
             return None
         seen: list[tuple[str, torch.Tensor]] = []
+        names = {module: name for name, module in self.modules.named_modules()}
 
-        def keep(name: str, _module: Any, _arguments: Any, output: Any) -> None:
+        def keep(module: torch.nn.Module, _arguments: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(tensor, torch.Tensor):
-                seen.append((name, tensor.detach().cpu()))
+            if names.get(module) and isinstance(tensor, torch.Tensor):
+                seen.append((names[module], tensor.detach().cpu()))
 
-        with ExitStack() as hooks:
-            for name, module in self.modules.named_modules():
-                if name:
-                    hooks.enter_context(module.register_forward_hook(partial(keep, name)))
+        with register_module_forward_hook(keep):
             self.step(self.ids, None)
             whole = list(seen)
             seen.clear()

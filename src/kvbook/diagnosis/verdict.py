@@ -114,9 +114,7 @@ def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
     generator = np.random.default_rng(seed)
     weights = generator.multinomial(len(totals), np.full(len(totals), 1 / len(totals)), size=_DRAWS)
     means = weights @ totals / (weights @ counts)[:, None]
-    x = np.log2(roundoffs)
-    centred = x - x.mean()
-    return float(np.std(np.log2(np.maximum(means, roundoffs)) @ centred / (centred @ centred), ddof=1))
+    return float(np.std(fits.slopes(np.log2(roundoffs), np.log2(np.maximum(means, roundoffs))), ddof=1))
 
 
 def kind_of(drifts: Mapping[str, Sequence[float]]) -> Kind:

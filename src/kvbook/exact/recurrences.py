@@ -14,13 +14,13 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import cache_utils
 
 from kvbook.exact import alibi
 from kvbook.exact.kernels import Refusal, met
-from kvbook.replacing import replaced
 
 # Put on a state that a recurrence known here gave, so that one from elsewhere is noticed; with whether it began from
 # nothing.
@@ -129,7 +129,7 @@ def _known(anew: bool, stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def forward(*arguments, **options):
-        with replaced(_within, "anew", anew):
+        with patch.object(_within, "anew", anew):
             return stock(*arguments, **options)
 
     return forward
@@ -235,7 +235,7 @@ class _Replaced(MetaPathFinder):
             self._changes.callback(setattr, place, name, self._stock[held])
         else:
             self._stock[function] = held
-            self._changes.enter_context(replaced(place, name, function))
+            self._changes.enter_context(patch.object(place, name, function))
 
     def put_into(self, module: ModuleType) -> None:
         if self._on:

@@ -8,11 +8,11 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from unittest.mock import patch
 
 import torch
 
 from kvbook.exact import rows
-from kvbook.replacing import replaced
 
 # What multiplies one row with a weight, or gives None where it does not serve. By the weight's identity, and only as
 # long as the weight is there: what is offloaded comes as another tensor each time.
@@ -127,5 +127,5 @@ def without_the_dispatcher(ours: Mapping[str, Callable[..., object]]) -> Iterato
     with contextlib.ExitStack() as stack:
         for operator, (wrap, owner, name) in _CALLED.items():
             if operator in ours:
-                stack.enter_context(replaced(owner, name, wrap(ours[operator], getattr(owner, name))))
+                stack.enter_context(patch.object(owner, name, wrap(ours[operator], getattr(owner, name))))
         yield

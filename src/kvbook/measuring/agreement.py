@@ -124,14 +124,11 @@ def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
     )
 
 
-# Signed integers as wide as a dtype: the bits of a float, read as one of these, count the numbers from zero on.
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _bits_of(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if reference.shape != other.shape or reference.dtype != other.dtype:
         raise ValueError(f"{tuple(reference.shape)} {reference.dtype} against {tuple(other.shape)} {other.dtype}")
-    integers = _BITS[reference.dtype.itemsize]
+    # Signed and as wide as the dtype: the bits of a float, read as one of these, count the numbers from zero on.
+    integers = getattr(torch, f"int{8 * reference.dtype.itemsize}")
     return reference.contiguous().view(integers), other.contiguous().view(integers)
 
 

@@ -61,10 +61,18 @@ class Estimate:
         return Estimate(self.value / divisor, self.low / divisor, self.high / divisor, self.kind)
 
 
-def _slope(layers: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Slope of least squares of each row of `logs` on `layers`."""
-    centred = layers - layers.mean()
-    return logs @ centred / (centred @ centred)
+def slopes(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the slope of least squares of each row on `x`.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n,)
+        Such as numbers of layers.
+    rows : ndarray, shape (..., n)
+        What is fitted.
+    """
+    centred = x - x.mean()
+    return rows @ centred / (centred @ centred)
 
 
 def _students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
@@ -101,8 +109,20 @@ def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Esti
     numerator, denominator : ndarray, shape (n,)
         Positive; one pair a layer.
     """
-    logs = np.log(numerator) - np.log(denominator)
-    return _students(logs.mean(), logs.std(ddof=1), len(logs) - 1, np.sqrt(len(logs)), np.exp)
+    return mean_of(np.log(numerator) - np.log(denominator), np.exp)
+
+
+def mean_of(values: np.ndarray, change: Callable = float) -> Estimate:
+    """Return the mean of independent values with Student's interval, or a function of it.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n,)
+        Two or more.
+    change : callable, optional
+        A function of the mean, to be given instead.
+    """
+    return _students(values.mean(), values.std(ddof=1), len(values) - 1, np.sqrt(len(values)), change)
 
 
 def wilson(p: float, n: int) -> Estimate:
@@ -269,8 +289,8 @@ def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimat
 def growth_resampled(resampled: Resampled) -> Estimate:
     """Return the growth per layer with its bootstrap interval; the mean of each layer must be above 0 in each draw."""
     return percentiles(
-        np.expm1(_slope(resampled.layers, np.log(resampled.mean))),
-        np.expm1(_slope(resampled.layers, np.log(resampled.draws))), resampled.kind,
+        np.expm1(slopes(resampled.layers, np.log(resampled.mean))),
+        np.expm1(slopes(resampled.layers, np.log(resampled.draws))), resampled.kind,
     )
 
 
@@ -296,8 +316,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
         Values of the column ``variant``.
     """
     both = resample(rows[rows["variant"].isin([variant, against])], value, by="variant")
-    column = {name: index for index, name in enumerate(both.layers)}
-    top, bottom = column[variant], column[against]
+    top, bottom = map(list(both.layers).index, (variant, against))
     return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom], both.kind)
 
 

@@ -22,24 +22,18 @@ class FirstOperation:
     ----------
     rows : int
         Tokens of the shorter pass.
-    layer : int or None
-        None outside the layers.
-    operation : str
-        Path of its module within the layer, and what it does where the module does more than one thing.
     function : str
         Of torch, that was called.
-    kind : str
-        As for `kvbook.measuring.replay.Call`.
+    call : Call
+        The operation in that pass.
     on_equal_inputs : bool
         Whether all of its inputs are bitwise identical, so that the difference is its own.  Otherwise it lies where
         rows cannot be compared: sorted by expert, or scanned in chunks.
     """
 
     rows: int
-    layer: int | None
-    operation: str
     function: str
-    kind: str
+    call: Call
     on_equal_inputs: bool
 
 
@@ -55,7 +49,7 @@ def _equal(full: torch.Tensor, fewer: torch.Tensor, rows: int) -> bool:
     return bool(agreement.bits_equal(expected, fewer).all())
 
 
-def _between(full: dict[Key, Call], fewer: dict[Key, Call], rows: int) -> tuple[Key, Call, bool] | None:
+def _between(full: dict[Key, Call], fewer: dict[Key, Call], rows: int) -> FirstOperation | None:
     """Find the first operation that differs on equal inputs; else the first that differs, if the last one does."""
     unequal, ended_equal = None, True
     for key, call in fewer.items():
@@ -67,18 +61,16 @@ def _between(full: dict[Key, Call], fewer: dict[Key, Call], rows: int) -> tuple[
             # A mask may be there in one pass and not in the other.
             given = zip(reference.inputs, call.inputs, strict=False)
             if all(_equal(one, other, rows) for one, other in given):
-                return key, call, True
-        unequal = unequal or (key, call)
-    return None if ended_equal or unequal is None else (*unequal, False)
+                return FirstOperation(rows, key[1], call, True)
+        unequal = unequal or FirstOperation(rows, key[1], call, False)
+    return None if ended_equal else unequal
 
 
 def first_operation(model: PreTrainedModel, ids: torch.Tensor, counts: Iterable[int]) -> FirstOperation | None:
     """Find the first operation, in order of execution, whose result for a token depends on how many come with it."""
     full, _ = operations_of(model, lambda: model(ids, use_cache=False))
-    found: list[tuple[int, FirstOperation]] = []
+    found = []
     for rows in counts:
         fewer, _ = operations_of(model, lambda rows=rows: model(ids[:, :rows], use_cache=False))
-        if (differs := _between(full, fewer, rows)) is not None:
-            (_, function, _), call, own = differs
-            found.append((call.order, FirstOperation(rows, call.layer, call.operation, function, call.kind, own)))
-    return min(found, key=lambda pair: (not pair[1].on_equal_inputs, pair[0]), default=(0, None))[1]
+        found.append(_between(full, fewer, rows))
+    return min(filter(None, found), key=lambda each: (not each.on_equal_inputs, each.call.order), default=None)

@@ -6,6 +6,7 @@ be looked up again at every step.  On pages of 2 MiB they are 130.  Linux gives 
 (`madvise` with ``MADV_HUGEPAGE``; "Transparent Hugepage Support" in the kernel's documentation).  torch does not ask.
 """
 
+import itertools
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,17 +44,14 @@ class LargePages:
 
     def __init__(self, model: nn.Module) -> None:
         parameters = [each for each in model.parameters() if each.device.type == "cpu"] if asked_for() else []
-        starts, end = [], 0
-        for each in parameters:
-            starts.append(end)
-            end += -(-each.nbytes // _LINE) * _LINE
-        self.n_bytes = end
+        sizes = (-(-each.nbytes // _LINE) * _LINE for each in parameters)
+        *starts, self.n_bytes = itertools.accumulate(sizes, initial=0)
         self._copies: list[tuple[nn.Parameter, torch.Tensor]] = []
         if not parameters:
             return
         # Tensors of inference mode could not take a parameter's place outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            memory = empty(end)
+            memory = empty(self.n_bytes)
             for each, start in zip(parameters, starts, strict=True):
                 copy = memory[start : start + each.nbytes].view(each.dtype).view(each.shape)
                 self._copies.append((each, copy.copy_(each)))

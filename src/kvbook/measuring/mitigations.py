@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -26,7 +27,6 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
-from kvbook.replacing import replaced
 
 STOCK = "stock"
 NAMES = (STOCK, "attention linears", "whole attention", "rotary", "input norm", "post-attention norm")
@@ -121,5 +121,5 @@ def applied(patches: list[Patch]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for patch in patches:
-            stack.enter_context(replaced(*patch))
+            stack.enter_context(mock.patch.object(*patch))
         yield

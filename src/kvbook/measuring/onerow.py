@@ -9,12 +9,11 @@ that run at the speed of memory.  Without a compiler this form is slow; it is on
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
-
-from kvbook.replacing import replaced
 
 # The name under which transformers' attention interface finds `one_query_attention`.
 ATTENTION = "kvbook_one_query"
@@ -61,5 +60,5 @@ def one_row(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(ATTENTION)
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                stack.enter_context(replaced(module, "forward", MethodType(one_row_linear, module)))
+                stack.enter_context(patch.object(module, "forward", MethodType(one_row_linear, module)))
         yield

@@ -57,11 +57,9 @@ class Scores:
 
     def rows(self) -> list[dict[str, float]]:
         """Return one mapping a row of logits, with six significant digits, which is more than any figure shows."""
-        names = [field.name for field in fields(self)]
-        columns = [getattr(self, name).double().tolist() for name in names]
-        return [
-            {name: float(f"{x:.6g}") for name, x in zip(names, row, strict=True)} for row in zip(*columns, strict=True)
-        ]
+        columns = {name: values.double().tolist() for name, values in vars(self).items()}
+        rows = zip(*columns.values(), strict=True)
+        return [{name: float(f"{x:.6g}") for name, x in zip(columns, row, strict=True)} for row in rows]
 
 
 def compare(reference: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> Scores:

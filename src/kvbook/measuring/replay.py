@@ -25,7 +25,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement
@@ -118,7 +120,8 @@ class _Watch(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in _MOVES:
             return func(*args, **kwargs)
-        given = [t for t in _tensors([args, kwargs]) if t.is_floating_point() and t.numel()]
+        tensors = (t for t in _pytree.tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor))
+        given = [t for t in tensors if t.is_floating_point() and t.numel()]
         # An operation in place overwrites what it was given.
         kept = [t.clone() for t in given if _storage(t) not in self._parameters]
         output = func(*args, **kwargs)
@@ -129,14 +132,6 @@ class _Watch(TorchFunctionMode):
             self._see((*place, self._count[place]), kept, output)
             self._count[place] += 1
         return output
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, list | tuple | dict):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from _tensors(value)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -150,24 +145,21 @@ def _in_place(name: str) -> bool:
 @contextmanager
 def _watched(model: PreTrainedModel, see: See) -> Iterator[None]:
     """Call `see` with every arithmetic operation that the model runs in the block."""
-    running, handles = [""], []
+    running, names = [""], {module: name for name, module in model.named_modules()}
 
-    def enter(name: str) -> Callable:
-        return lambda *_: running.append(name)
+    def enter(module: nn.Module, _given: Any) -> None:
+        # What is none of the model's modules, such as a loss, is part of the one that runs it.
+        running.append(names.get(module, running[-1]))
 
     def leave(*_) -> None:
         # A hook that returns something would replace the module's output.
         running.pop()
 
-    try:
-        for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        with _Watch(model, running, see):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True),
+        _Watch(model, running, see),
+    ):
+        yield
 
 
 def _named(modules: Mapping[str, nn.Module], path: str, function: str) -> tuple[int | None, str, str]:

@@ -14,6 +14,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -24,7 +25,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.models import hub, placement, unpacked
-from kvbook.replacing import replaced
 
 _LIBRARIES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
@@ -157,7 +157,7 @@ def _one_reading() -> contextlib.AbstractContextManager[None]:
     import gguf
 
     shared = functools.cache(gguf.GGUFReader)
-    return replaced(gguf, "GGUFReader", lambda file: shared(str(file)))
+    return patch.object(gguf, "GGUFReader", lambda file: shared(str(file)))
 
 
 def _header(file: Path) -> tuple[str, str, dict[str, int]]:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from unittest.mock import patch
 
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
 from kvbook.errors import UserError
-from kvbook.replacing import replaced
 
 try:
     from huggingface_hub.utils import httpx
@@ -64,7 +64,7 @@ class Repository:
 
         Otherwise every file that is looked for would be retried for half a minute.
         """
-        with replaced(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE or not self.reached):
+        with patch.object(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE or not self.reached):
             try:
                 yield
             except UserError:

@@ -4,7 +4,6 @@ A chapter's experiments ask for one model in the same dtypes, one after the othe
 it back as it was.
 """
 
-import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,9 +21,7 @@ _kept: dict[tuple[str, tuple[tuple[str, Any], ...], str], loading.Loaded] = {}
 
 def load(model: str, memory: float | None = None, **asked: Any) -> loading.Loaded:
     """Load a model as `loading.load` does, or give the one that was read before; or stream one that is too large."""
-    bound = inspect.signature(loading.load).bind(model, **asked)
-    bound.apply_defaults()
-    options = bound.kwargs
+    options = loading.load.__kwdefaults__ | asked
     # Its weights' hash is part of it: a folder may have been written anew.
     about = loading.identify(model, options["weights"], options["seed"], options["quantization"])
     if streams(loading.config_of(model, options["weights"]), options["dtype"], memory):

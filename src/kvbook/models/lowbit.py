@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -24,7 +25,6 @@ from transformers.pytorch_utils import Conv1D
 
 from kvbook.errors import UserError
 from kvbook.models import placement
-from kvbook.replacing import replaced
 
 Quantization = Literal["none", "8bit", "4bit"]
 
@@ -90,7 +90,7 @@ def every_linear_found(quantization: str) -> AbstractContextManager[None]:
 
     # "inputs will be cast", once a layer and call.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    return replaced(modeling_falcon, "FalconLinear", nn.Linear)
+    return patch.object(modeling_falcon, "FalconLinear", nn.Linear)
 
 
 def refuse_untouched(model: PreTrainedModel, name: str, quantization: str) -> None:

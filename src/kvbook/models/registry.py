@@ -1,18 +1,18 @@
 """The registry of families: ``registry.yaml`` beside this module, read and typed."""
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbook.settings import read_yaml
+from pydantic import TypeAdapter
+
+from kvbook.settings import Strict, read_yaml
 
 # Beside the module and not among the book's data, so that an installed library needs no checkout.
 FILE = Path(__file__).with_name("registry.yaml")
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(Strict):
     """The true architecture of a hub id.
 
     Attributes
@@ -33,8 +33,7 @@ class Architecture:
     config: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(Strict):
     """A trained model that a package of the Python index ships.
 
     Attributes
@@ -71,8 +70,7 @@ class Package:
     credit: str
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Strict):
     """One family of models.
 
     Attributes
@@ -100,15 +98,8 @@ class Family:
     package: Package | None = None
 
 
-def _family(name: str, entry: dict[str, Any]) -> Family:
-    architectures = (each | {"documents": tuple(each["documents"])} for each in entry["architectures"])
-    package = {"package": Package(**entry["package"])} if "package" in entry else {}
-    typed = {"architectures": tuple(Architecture(**each) for each in architectures)} | package
-    return Family(name=name, **entry | typed)
-
-
 @functools.cache
 def families() -> dict[str, Family]:
     """Return all families by name, in the registry's order."""
-    entries = read_yaml(FILE)
-    return {name: _family(name, entry) for name, entry in entries.items()}
+    entries = {name: entry | {"name": name} for name, entry in read_yaml(FILE).items()}
+    return TypeAdapter(dict[str, Family]).validate_python(entries)

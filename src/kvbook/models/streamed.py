@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -37,16 +37,6 @@ except ImportError:
 DRAWN_IN = torch.bfloat16
 # The parameters of modules that have parts inside; they stay in memory.
 RESIDENT = ""
-
-
-class Source(Protocol):
-    """Where weights come from."""
-
-    def load(self, streamed: "Streamed", part: str) -> dict[str, torch.Tensor]:
-        """Return the weights of a part by their names."""
-
-    def all_files(self) -> list[Path]:
-        """List the files that hold them."""
 
 
 class Streamed:
@@ -75,7 +65,7 @@ class Streamed:
         Runs a part, given its name, its forward and its arguments.
     """
 
-    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, source: Source) -> None:
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, source: "Source") -> None:
         # What is chosen for one dtype, such as how experts are computed, is not chosen for the others.
         with _weightless():
             self.model = loading.from_config(copy.deepcopy(config), dtype).eval()
@@ -310,6 +300,10 @@ class Drawn:
                 torch.manual_seed(int.from_bytes(digest[:7]))
                 self._last = (part, streamed.initialised(part, DRAWN_IN))
         return self._last[1]
+
+
+# Where weights come from.
+Source = Checkpoint | Drawn
 
 
 def check(config: PretrainedConfig, device: str) -> None:

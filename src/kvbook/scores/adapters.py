@@ -104,13 +104,20 @@ def _vllm(record: Any, _side: Side) -> Iterator[Sequence]:
 def _openai(record: Any, _side: Side) -> Iterator[Sequence]:
     start = int((_field(record, "usage") or {}).get("prompt_tokens", 0))
     for choice in _field(record, "choices"):
-        found = _field(choice, "logprobs")
-        if (content := found.get("content")) is not None:
-            top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs") or ()} for place in content]
-            yield start, [place["token"] for place in content], [place["logprob"] for place in content], top
-        else:
-            top = [dict(place or {}) for place in found.get("top_logprobs") or ()]
-            yield start, found["tokens"], found["token_logprobs"], top
+        yield start, *of_choice(choice)
+
+
+def of_choice(choice: Any) -> tuple[list[Any], list[float], list[dict[Any, float]]]:
+    """Read tokens, log-probabilities and the likeliest of an OpenAI-compatible choice, of the newer form or the older.
+
+    What it does not have is empty.
+    """
+    found = _field(choice, "logprobs") or {}
+    if content := found.get("content"):
+        top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs") or ()} for place in content]
+        return [place["token"] for place in content], [place["logprob"] for place in content], top
+    top = [dict(place or {}) for place in found.get("top_logprobs") or ()]
+    return list(found.get("tokens") or ()), list(found.get("token_logprobs") or ()), top
 
 
 TRL = Adapter("TRL", ("completion_ids", "sampling_per_token_logps"), _trl)

@@ -141,18 +141,9 @@ def judge(found: Gaps) -> tuple[Kind, str]:
 
 def _one_side(found: Gaps, there: np.ndarray, scale: float) -> str | None:
     """Tell whether Δ log p itself has a side that no control has."""
-    mean, half = _interval(found.by_sequence(found.log_ratio)[there])
-    sides = [abs(_interval(found.by_sequence(of)[there])[0]) for of in found.controls]
-    bound = scale / 2
-    if abs(mean) - half > bound and max(sides) < bound:
-        return f"Δ log p is {mean:+.2g} ± {half:.1g} nats over {there.sum()} sequences, and rounding has no side"
+    own = estimates.mean_of(found.by_sequence(found.log_ratio)[there])
+    sides = [abs(found.by_sequence(of)[there].mean()) for of in found.controls]
+    half, bound = own.high - own.value, scale / 2
+    if abs(own.value) - half > bound and max(sides) < bound:
+        return f"Δ log p is {own.value:+.2g} ± {half:.1g} nats over {there.sum()} sequences, and rounding has no side"
     return None
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean, and half the width of Student's interval."""
-    from scipy import special
-
-    n = len(values)
-    quantile = special.stdtrit(n - 1, (1 + estimates.CONFIDENCE) / 2)
-    return float(values.mean()), float(quantile * values.std(ddof=1) / np.sqrt(n))

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvbook.errors import UserError
+from kvbook.scores import adapters
 
 TOKEN = "KVBOOK_SERVER_TOKEN"
 # Log-probabilities per position: OpenAI's own limit.
@@ -113,7 +114,7 @@ class Client:
             connection.close()
 
 
-def of(address: str, remote: bool = False, timeout: float = 60.0) -> Client:
+def of(address: str, remote: bool = False, timeout: float = 60.0, model: str = "") -> Client:
     """Make the client of an address, or refuse the address."""
     try:
         parts = urlsplit(address)
@@ -133,7 +134,7 @@ def of(address: str, remote: bool = False, timeout: float = 60.0) -> Client:
         )
     if not here and parts.scheme == "http" and os.environ.get(TOKEN):
         raise UserError(f"{TOKEN} is set, and {parts.hostname} is reached without encryption: use https, or unset it")
-    return Client(address.rstrip("/"), timeout)
+    return Client(address.rstrip("/"), timeout, model)
 
 
 def _is_here(host: str) -> bool:
@@ -173,24 +174,12 @@ def answer_of(reply: Mapping[str, Any]) -> Answer:
     try:
         choice, usage = reply["choices"][0], reply.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
-        tokens, logprobs, top = _logprobs(choice.get("logprobs") or {})
+        tokens, logprobs, top = adapters.of_choice(choice)
+        likeliest = zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
+        whole = tuple(likely | {token: value} for token, value, likely in likeliest)
         text, counted, cached = choice["text"], usage.get("prompt_tokens"), details.get("cached_tokens")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise Refused(f"the answer has another form than OpenAI's ({type(error).__name__}: {error})") from None
-    if not tokens:
+    if not tokens or None in logprobs:
         raise Refused("the answer has no log-probabilities")
-    return Answer(tokens, logprobs, top, text, counted, cached)
-
-
-def _logprobs(told: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...], tuple[dict[str, float], ...]]:
-    if content := told.get("content"):
-        top = tuple({each["token"]: each["logprob"] for each in one.get("top_logprobs") or ()} for one in content)
-        tokens, logprobs = tuple(one["token"] for one in content), tuple(one["logprob"] for one in content)
-    else:
-        tokens, logprobs = tuple(told.get("tokens") or ()), tuple(told.get("token_logprobs") or ())
-        top = tuple(each or {} for each in told.get("top_logprobs") or [{}] * len(tokens))
-    whole = (
-        tuple(likely | {token: value} for token, value, likely in zip(tokens, logprobs, top, strict=True))
-        if None not in logprobs else ()
-    )
-    return (tokens, logprobs, whole) if whole else ((), (), ())
+    return Answer(tuple(tokens), tuple(logprobs), whole, text, counted, cached)
