@@ -121,10 +121,8 @@ def pending(
     rows, and the number of rows decides in which order a product adds up.
     """
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
-    dtype = case.rpartition("|")[2]
     for sample in progress.track(samples, n_samples, f"{label}: sample"):
         if (unit := f"{case}|{sample.index}") in writer.done:
             continue
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
-        about |= {"sample": sample.index, "source": sample.source}
+        about = loaded.about | {"sample": sample.index, "source": sample.source}
         yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)

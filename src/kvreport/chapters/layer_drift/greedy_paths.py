@@ -154,7 +154,7 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
         units = {f"{case}|{loaded.tokenizer.decode(prompt)}": prompt for prompt in of_all}
         for unit, prompt in writer.pending(units, "prompt"):
             ids, text = torch.tensor([prompt], device=loaded.model.device), unit.removeprefix(f"{case}|")
-            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "prompt": text}
+            about = loaded.about | {"prompt": text}
             # The document's prompt is decoded to its end.
             whole = settings.seed == 0 and prompt == of_all[0]
             rows: list[dict[str, Any]] = []

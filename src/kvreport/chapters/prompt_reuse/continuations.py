@@ -218,11 +218,7 @@ def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> dict
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max((len(item.ids) for item in items_of(settings, tokenizer)), default=0)
-        n_tokens, limit = 2 * longest + settings.n_new_tokens, model["context_length"]
-        if limit is not None and n_tokens > limit:
-            raise UserError(
-                f"{n_tokens} tokens are more than the context of {model['name']}, {limit}: lower n_new_tokens"
-            )
+        loading.check_length(model, 2 * longest + settings.n_new_tokens, "n_new_tokens")
     return {"texts": documents.published(named.DOCUMENT)["generation"], "models": models} | more
 
 
@@ -248,8 +244,7 @@ def _measuring(items_of: Items) -> Callable[[PromptReuseSettings, dict[str, Any]
                 if item.case != named.CORPUS or dtype == settings.dtypes[0]
             }
             for unit, item in writer.pending(units, f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
-                about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
-                about |= {"case": item.case, "item": item.name}
+                about = loaded.about | {"case": item.case, "item": item.name}
                 with torch.inference_mode():
                     found = continuations(loaded.model, item, settings.n_new_tokens)
                     writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])

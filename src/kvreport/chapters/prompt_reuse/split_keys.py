@@ -135,14 +135,11 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
         for variant in named.VARIANTS:
             prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)
             ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
-            about = {
-                "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "variant": variant,
-                "n_prompt": prompt.shape[1], "n_response": response.shape[1],
-            }
+            about = {"variant": variant, "n_prompt": prompt.shape[1], "n_response": response.shape[1]}
             with torch.inference_mode():
                 whole = loaded.model(ids, use_cache=True).past_key_values
                 split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)
-                rows += [about | row for row in compare(whole, split, prompt.shape[1])]
+                rows += [loaded.about | about | row for row in compare(whole, split, prompt.shape[1])]
         writer.append(unit, rows)
 
 

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import style
 
-_LINES = ("-", "--", "-.", ":", (0, (1, 3)))
-
 
 def figure_mismatch(table: pd.DataFrame) -> Figure:
     """Draw how far trainer and rollout are apart, a row a comparison and a marker a population of texts."""

@@ -24,10 +24,6 @@ FP8, INT8, INT4 = "rollout_fp8", "rollout_int8", "rollout_int4"
 # What another engine gave a token when it sampled it, and when it read the text as a prompt.
 ENGINE, ENGINE_READ = "engine", "engine_read"
 INVARIANT_ROLLOUT, INVARIANT_TRAINER = "rollout_invariant", "trainer_invariant"
-WAYS = (
-    SINGLE, CHUNKS, PADDED, ROLLOUT_FP32, TRAINER_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64, FP8, INT8, INT4,
-    INVARIANT_ROLLOUT, INVARIANT_TRAINER,
-)
 # What follows a column's name where its last operations are in another precision.
 FP32_HEAD, LOW_SOFTMAX = "_fp32_head", "_low_softmax"
 
