@@ -216,7 +216,7 @@ def always(
     measure: Measure, side: Side, bound: Bound, speaks_of: Scope = "any model", headline: bool = False, on: str = ""
 ) -> Statement:
     """Check a sentence by every series of one measure."""
-    return holds(every(measure, side, bound), speaks_of, headline, on)
+    return Statement(every(measure, side, bound), speaks_of, headline, on)
 
 
 def either(measure: Measure, side: Literal["above", "below"], bound: Bound) -> tuple[Outcome, Outcome]:
