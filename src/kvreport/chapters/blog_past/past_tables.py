@@ -19,7 +19,7 @@ Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,14 +116,11 @@ def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
         config = type(masked.config).from_dict(
             masked.config.to_dict() | {"is_decoder": decoder, "num_hidden_layers": layers}
         )
-        said = logging.get_verbosity()
-        try:
+        with ExitStack() as stack, masked.device:
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
             # To be no decoder is what the post did, and what the class warns about.
             logging.set_verbosity_error()
-            with masked.device:
-                built = RobertaForCausalLM(config)
-        finally:
-            logging.set_verbosity(said)
+            built = RobertaForCausalLM(config)
         # A shallower model takes the first layers' weights and leaves the others.
         built.load_state_dict(masked.state_dict(), strict=layers == everything)
         return built.to(masked.dtype).eval().requires_grad_(False)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook.measuring import agreement
+from kvbook.measuring import agreement, full_and_split
 from kvbook.models import loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
@@ -67,10 +67,9 @@ def as_many_rows(model: PreTrainedModel, fed: slice, total: int) -> Iterator[Non
 def overwrite(cache: Cache, seed: int) -> None:
     """Replace every cached key and value by a random number of the same scale, in place."""
     generator = torch.Generator().manual_seed(seed)
-    for layer in cache.layers:
-        for tensor in (layer.keys, layer.values):
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_((noise * tensor.float().std().cpu()).to(tensor.dtype))
+    for tensor in full_and_split.states_of(cache):
+        noise = torch.randn(tensor.shape, generator=generator)
+        tensor.copy_((noise * tensor.float().std().cpu()).to(tensor.dtype))
 
 
 def in_two_parts(

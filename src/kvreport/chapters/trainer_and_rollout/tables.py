@@ -16,8 +16,8 @@ from kvreport.publishing.measures import joined
 
 def by_way(found: Found) -> pd.DataFrame:
     """Work out both measures of every way that is drawn, in the order of the figure."""
-    table = joined({"mean_abs": measures.WAY_ABS, "outside": measures.WAY_OUTSIDE}, found).set_index("compared")
-    return table.loc[[name for name in named.DRAWN if name in table.index]].reset_index()
+    table = joined({"mean_abs": measures.WAY_ABS, "outside": measures.WAY_OUTSIDE}, found)
+    return table[~table["compared"].isin((named.ROLLOUT_ERROR, named.TRAINER_ERROR))].reset_index(drop=True)
 
 
 def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
