@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
+from kvbook.measuring import choosing
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
@@ -50,8 +52,12 @@ def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
 def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let the library itself write."""
     for dtype in (FP32, BF16):
-        write = functools.partial(transformers_itself.write, samples.load(settings, settings.model, dtype).model)
-        _record(settings, writer, "transformers", dtype, named.PLAIN, functools.partial(contextlib.nullcontext, write))
+        model = samples.load(settings, settings.model, dtype).model
+
+        def ask(way: str, prompts: list[list[int]], tokens: int, model: PreTrainedModel = model) -> list[Written]:
+            return transformers_itself.write(model, prompts, tokens, choosing.ends_of(model), way == named.WARM)
+
+        _record(settings, writer, "transformers", dtype, named.PLAIN, functools.partial(contextlib.nullcontext, ask))
 
 
 @contextlib.contextmanager

@@ -3,23 +3,25 @@
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbook.measuring.choosing import ends_of, greedy
+from kvbook.measuring import choosing
 from kvreport.chapters.serving_engines.asking import TOP, Written
-from kvreport.chapters.serving_engines.rows import BLOCK, WARM
+from kvreport.chapters.serving_engines.rows import BLOCK
 
 
 @torch.inference_mode()
-def write(model: PreTrainedModel, way: str, prompts: list[list[int]], tokens: int) -> list[Written]:
+def write(
+    model: PreTrainedModel, prompts: list[list[int]], tokens: int, ends: set[int], warm: bool = False
+) -> list[Written]:
     """Continue prompts together; warm ones compute only what follows the last whole block of a prefix cache."""
-    cache, fed, ends = DynamicCache(config=model.config), torch.tensor(prompts, device=model.device), ends_of(model)
-    cached = (fed.shape[1] - 1) // BLOCK * BLOCK if way == WARM else 0
+    cache, fed = DynamicCache(config=model.config), torch.tensor(prompts, device=model.device)
+    cached = (fed.shape[1] - 1) // BLOCK * BLOCK if warm else 0
     if cached:
         model(fed[:, :cached], past_key_values=cache)
     fed = fed[:, cached:]
     found = [Written([], [], [], cached) for _ in prompts]
     for _ in range(tokens):
         logits = model(fed, past_key_values=cache).logits[:, -1]
-        fed = greedy(logits)[:, None]
+        fed = choosing.greedy(logits)[:, None]
         logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         best = logs.topk(min(TOP, logs.shape[-1]))
         for row, one in enumerate(found):
