@@ -9,7 +9,7 @@ from planted import changed, on, published, run_of, with_rows, with_runs
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
-from kvreport.chapters.layer_drift.rows import GENERATE, TIES, UNCACHED
+from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
@@ -74,9 +74,7 @@ def test_positions_alone_do_not_mend_the_posted_loop(llama, ids):
 
     with torch.inference_mode():
         uncached = tokens(greedy_paths.decode_uncached(llama, ids, 5))
-        found = {
-            name: tokens(greedy_paths.decode_cached(llama, ids, 5, loop)) for name, loop in greedy_paths.LOOPS.items()
-        }
+        found = {loop: tokens(greedy_paths.decode_cached(llama, ids, 5, loop)) for loop in LOOPS}
     assert found["cache, last token"] == found["cache, last token + position ids"] == uncached
     assert found["cache, as posted"] != uncached
     assert found["cache, as posted + position ids"] != uncached

@@ -105,7 +105,7 @@ def test_control_a_shifted_log_probability_is_found(written):
 def test_the_ways_score_the_rollouts_own_tokens(written, by_way):
     assert by_way["token"].tolist() == written["token"].tolist()
     assert np.array_equal(by_way[named.TRAINER_FP32], written[named.TRAINER_FP32])
-    far = {way: np.abs(by_way[way] - by_way[named.TRAINER_FP64]).max() for way in named.WAYS}
+    far = {way: np.abs(by_way[way] - by_way[named.TRAINER_FP64]).max() for way in ways.SCORES}
     assert max(far[named.ROLLOUT_FP32], far[named.TRAINER_FP32]) < 1e-4 < far[named.CHUNKS] < far[named.INT4]
 
 

@@ -53,7 +53,23 @@ SmallDType = Annotated[Literal["float32", "float16", "bfloat16"], BeforeValidato
 # What a cache may be meant to keep its numbers in.
 CacheFormat = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "int2"]
 CacheDType = Annotated[CacheFormat, BeforeValidator(_dtype)]
-DTypes = Annotated[tuple[DTypeName, ...], BeforeValidator(several), Field(min_length=1)]
+
+
+def at_least(least: int) -> Any:
+    """Make the type of a number of something."""
+    return Annotated[int, Field(ge=least)]
+
+
+def some(kind: Any) -> Any:
+    """Make the type of one or several of a kind."""
+    return Annotated[tuple[kind, ...], BeforeValidator(several), Field(min_length=1)]
+
+
+Count = at_least(1)
+Text = Annotated[str, Field(min_length=1)]
+# Perhaps none.
+Names = Annotated[tuple[str, ...], BeforeValidator(several)]
+DTypes = some(DTypeName)
 
 
 class Strict(BaseModel):
@@ -81,10 +97,10 @@ class Settings(Strict):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    model: Annotated[str, Field(min_length=1)] = "llama"
+    model: Text = "llama"
     weights: Weights = "stand-in"
-    device: Annotated[str, Field(min_length=1)] = "cpu"
-    seed: Annotated[int, Field(ge=0)] = 0
+    device: Text = "cpu"
+    seed: at_least(0) = 0
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
@@ -131,7 +147,12 @@ def text_length(at_least: int) -> Any:
     return Annotated[lengths.Length, BeforeValidator(lambda value: lengths.parsed(value, at_least))]
 
 
-Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(numbers), Field(min_length=1)]
+def counts(least: int) -> Any:
+    """Make the type of one or several numbers of something."""
+    return Annotated[tuple[at_least(least), ...], BeforeValidator(numbers), Field(min_length=1)]
+
+
+Counts = counts(1)
 
 
 class TextSettings(Settings):
@@ -146,7 +167,7 @@ class TextSettings(Settings):
     """
 
     dtypes: DTypes = ("float32", "float16", "bfloat16")
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
+    corpus: Text = "stdlib"
 
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "MIB": 2**20, "GIB": 2**30}

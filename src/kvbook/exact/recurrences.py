@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -175,11 +175,8 @@ def _token_by_token(stock: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-class _AsGiven:
-    """A cache that hands back what it is given, in the dtype that a cache would have been given it in."""
-
-    def update(self, keys: torch.Tensor, values: torch.Tensor, _layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return keys, values
+# A cache that hands back what it is given, in the dtype that a cache would have been given it in.
+_AS_GIVEN = SimpleNamespace(update=lambda keys, values, _layer: (keys, values))
 
 
 def _as_with_a_cache(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,7 +184,7 @@ def _as_with_a_cache(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def forward(self, hidden_states, layer_past=None, *arguments, **options):
-        return stock(self, hidden_states, _AsGiven() if layer_past is None else layer_past, *arguments, **options)
+        return stock(self, hidden_states, _AS_GIVEN if layer_past is None else layer_past, *arguments, **options)
 
     return forward
 

@@ -60,6 +60,11 @@ class Loaded:
     dtype: str
     quantization: lowbit.Quantization = "none"
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What rows that are measured on it say first."""
+        return {"model": self.name, "weights": self.weights, "dtype": self.dtype}
+
 
 def context_length(config: PretrainedConfig) -> int | None:
     """Read from a configuration how many tokens a model can see, or None."""
@@ -354,7 +359,7 @@ def config_of(model: str, weights: str = "stand-in") -> PretrainedConfig:
     return sources.resolve(model, weights).config
 
 
-def check_length(model: dict[str, Any], n_tokens: int) -> None:
+def check_length(model: dict[str, Any], n_tokens: int, lower: str = "n_tokens") -> None:
     """Refuse a text that is longer than a model's context.
 
     Parameters
@@ -363,6 +368,8 @@ def check_length(model: dict[str, Any], n_tokens: int) -> None:
         What `identify` gave.
     n_tokens : int
         Length of the text.
+    lower : str
+        What its reader can lower.
 
     Raises
     ------
@@ -371,4 +378,4 @@ def check_length(model: dict[str, Any], n_tokens: int) -> None:
     """
     limit = model["context_length"]
     if limit is not None and n_tokens > limit:
-        raise UserError(f"{n_tokens} tokens are more than the context of {model['name']}, {limit}: lower n_tokens")
+        raise UserError(f"{n_tokens} tokens are more than the context of {model['name']}, {limit}: lower {lower}")

@@ -1,12 +1,13 @@
 """What experiments on sampled texts share: what is refused beforehand, and the texts that are still to be measured."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kvbook import lengths, progress
+from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.models import corpus, kept, loading, packages, placement, registry, streamed
 from kvbook.runs import records
@@ -43,14 +44,21 @@ def weights_of(settings: Settings, name: str) -> str:
     return settings.weights
 
 
-def identities(settings: TextSettings, names: Iterable[str], n_tokens: lengths.Length = 1) -> list[dict[str, Any]]:
+# Takes settings and a model's name.
+WeightsOf = Callable[[Settings, str], str]
+
+
+def identities(
+    settings: TextSettings, names: Iterable[str], n_tokens: lengths.Length = 1, choose: WeightsOf = weights_of
+) -> list[dict[str, Any]]:
     """Name the models of a run, each once, and refuse what cannot be run before anything is."""
     placement.check(settings.device, settings.dtypes)
     models = []
     for name in dict.fromkeys(names):
-        model = loading.identify(name, weights_of(settings, name), settings.seed) | {"asked_for": name}
+        weights = choose(settings, name)
+        model = loading.identify(name, weights, settings.seed) | {"asked_for": name}
         loading.check_length(model, lengths.longest(n_tokens))
-        check_memory(settings, name, weights_of(settings, name), lengths.longest(n_tokens))
+        check_memory(settings, name, weights, lengths.longest(n_tokens))
         models.append(model)
     return models
 
@@ -73,6 +81,18 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
             pass
 
 
+def prompts(settings: Settings, texts: str, n_samples: int, prompt_tokens: int) -> list[corpus.Sample]:
+    """Cut prompts of one length by the model's tokenizer, and refuse shorter ones, which no batch can hold."""
+    tokenizer = loading.tokenizer(settings.model, settings.weights)
+    found = list(corpus.samples(texts, tokenizer, n_samples, prompt_tokens, settings.seed))
+    if short := [sample for sample in found if len(sample.ids) < prompt_tokens]:
+        raise UserError(
+            f"{short[0].source} gives {len(short[0].ids)} tokens, {prompt_tokens} are needed of each prompt: name a "
+            f"folder of longer files, or lower prompt_tokens to at most {min(len(sample.ids) for sample in short)}"
+        )
+    return found
+
+
 def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> dict[str, Any]:
     """Name the models and the corpus of a run, and refuse what cannot be run."""
     names = tuple(dict.fromkeys(names))
@@ -81,10 +101,12 @@ def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_token
     return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def load(settings: TextSettings, name: str, dtype: str, attention: str | None = None) -> loading.Loaded:
+def load(
+    settings: Settings, name: str, dtype: str, attention: str | None = None, choose: WeightsOf = weights_of
+) -> loading.Loaded:
     """Load a model as the settings ask for it, or share the one that is there."""
     return kept.load(
-        name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
+        name, weights=choose(settings, name), dtype=dtype, device=settings.device, attention=attention,
         seed=settings.seed, memory=memory_of(settings),
     )
 
@@ -99,10 +121,8 @@ def pending(
     rows, and the number of rows decides in which order a product adds up.
     """
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
-    dtype = case.rpartition("|")[2]
     for sample in progress.track(samples, n_samples, f"{label}: sample"):
         if (unit := f"{case}|{sample.index}") in writer.done:
             continue
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
-        about |= {"sample": sample.index, "source": sample.source}
+        about = loaded.about | {"sample": sample.index, "source": sample.source}
         yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)

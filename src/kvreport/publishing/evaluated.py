@@ -49,7 +49,8 @@ def _folders(chapter: str) -> list[Path]:
 
 def _made_of(chapter: str) -> list[str]:
     runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
-    code = fingerprint.of_source([f"kvreport.chapters.{chapter}.measures", __name__])
+    # Rows are imported by a computed name.
+    code = fingerprint.of_source([*(f"kvreport.chapters.{chapter}.{of}" for of in ("measures", "rows")), __name__])
     return [code, *_data(), *runs, *sorted(roles(chapter))]
 
 
@@ -89,7 +90,7 @@ def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> 
 
 def _published(chapter: str) -> Evaluated:
     module = found_in.measures_of(chapter)
-    by_processor = evidence.published(chapter, module.EXPERIMENTS)
+    by_processor = found_in.published_runs(chapter)
     results = {processor: found_in.of_runs(chapter, runs) for processor, runs in by_processor.items()}
     shown = evidence.printed(by_processor)
     # Where one processor has everything, its tables are not computed a second time.

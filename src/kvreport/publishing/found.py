@@ -116,15 +116,16 @@ def _kept(settings: Settings) -> dict[str, Run] | None:
 
 def published(chapter: str) -> dict[str, Found]:
     """Read what the book publishes, by processor, in the manifest's order."""
-    return {name: of_runs(chapter, runs) for name, runs in _published(chapter).items()}
+    return {name: of_runs(chapter, runs) for name, runs in published_runs(chapter).items()}
 
 
 def printed(chapter: str) -> Found:
     """Read what the book prints: each experiment on the first processor that the manifest names for it."""
-    return of_runs(chapter, evidence.printed(_published(chapter)))
+    return of_runs(chapter, evidence.printed(published_runs(chapter)))
 
 
-def _published(chapter: str) -> dict[str, dict[str, Run]]:
+def published_runs(chapter: str) -> dict[str, dict[str, Run]]:
+    """Read the runs behind what the book publishes, by processor and experiment."""
     return evidence.published(chapter, _rows(chapter).EXPERIMENTS)
 
 

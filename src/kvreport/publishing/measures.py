@@ -25,7 +25,18 @@ from kvbook.runs.records import Run
 from kvreport.publishing.estimators import UNITS, Part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence, Measured, with_units
-from kvreport.publishing.rules import Bound, Condition, Outcome, Quantity, Rule, anyone, every, refuted, reproduced
+from kvreport.publishing.rules import (
+    Bound,
+    Condition,
+    Outcome,
+    Quantity,
+    Rule,
+    Side,
+    anyone,
+    every,
+    refuted,
+    reproduced,
+)
 from kvreport.publishing.statements import Scope, Statement
 from kvreport.publishing.verdicts import weights_of
 from kvreport.publishing.wording import DTYPES, between, change, listed, power_of_ten, spread
@@ -199,6 +210,13 @@ def verdict(check: Check) -> Worded:
 def holds(must: Condition, speaks_of: Scope = "any model", headline: bool = False, on: str = "") -> Statement:
     """Check a sentence by the measure of its condition; see `Statement`."""
     return Statement(must, speaks_of, headline, on)
+
+
+def always(
+    measure: Measure, side: Side, bound: Bound, speaks_of: Scope = "any model", headline: bool = False, on: str = ""
+) -> Statement:
+    """Check a sentence by every series of one measure."""
+    return Statement(every(measure, side, bound), speaks_of, headline, on)
 
 
 def either(measure: Measure, side: Literal["above", "below"], bound: Bound) -> tuple[Outcome, Outcome]:

@@ -69,6 +69,7 @@ class Bound:
 
 # "Most" and "mostly" name no number: where they begin is our choice, of a claim as of a statement.
 HALF = Bound(0.5, "ours", "more often than not", "share")
+NONE, ALL = Bound(0, "arithmetic", "none"), Bound(1, "arithmetic", "all")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator
@@ -65,10 +67,24 @@ def key(label: str, colour: str = GREY, **look) -> Line2D:
     return Line2D([], [], color=colour, label=label, **{"linestyle": "" if "marker" in look else "-"} | look)
 
 
+def with_legend(
+    fig: Figure, handles: Sequence[Artist], ncols: int, where: str = "upper center", fontsize: float = 9, **look
+) -> Figure:
+    """Put a legend beside a figure's axes, and give the figure."""
+    fig.legend(handles=handles, loc=f"outside {where}", ncols=ncols, fontsize=fontsize, **look)
+    return fig
+
+
 def dtype_keys(dtypes: Iterable[str], markers: Mapping[str, str] | None = None) -> list[Line2D]:
     """Make a legend's entries for dtypes: a line in each one's colour, or its marker."""
     looks = {d: {"marker": markers[d]} if markers else {"linewidth": 3} for d in dict.fromkeys(dtypes)}
     return [key(DTYPES[d], DTYPE_COLOURS[d], **look) for d, look in looks.items()]
+
+
+def solid_and_dashed(dtypes: Iterable[str], solid: str, dashed: str) -> list[Line2D]:
+    """Make a legend's entries for dtypes, and for two kinds of lines: filled and solid, hollow and dashed."""
+    hollow = key(dashed, marker="o", linestyle="--", markerfacecolor="white")
+    return [*dtype_keys(dtypes), key(solid, marker="o", linestyle="-"), hollow]
 
 
 def ends(estimates: Iterable[Estimate], down_to: float = 0) -> np.ndarray:

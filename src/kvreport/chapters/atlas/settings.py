@@ -1,10 +1,6 @@
 """Settings of the chapter on the atlas."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
-
-from kvbook.settings import Settings, several
+from kvbook.settings import Settings, some
 
 
 class AtlasSettings(Settings):
@@ -16,4 +12,4 @@ class AtlasSettings(Settings):
         Model types; ``"all"`` for every causal one of the installed transformers.
     """
 
-    architectures: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("all",)
+    architectures: some(str) = ("all",)

@@ -35,8 +35,7 @@ def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
     ]
     if book is not None:
         handles.append(style.key("the book", marker="o", **style.FAINT))
-    fig.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 4, "upper right")
 
 
 def _whole(table: pd.DataFrame) -> pd.DataFrame:
@@ -79,5 +78,4 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     for ax in axes[:, 0]:
         ax.set_ylabel("absolute difference")
     handles = [style.key("published", marker="o", markerfacecolor="white"), style.key("ours", style.BLUE, marker="o")]
-    fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 2, "upper right")

@@ -6,11 +6,10 @@ import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.blog_past import rows as named
-from kvreport.chapters.blog_past.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import counted, distinct, mean, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check
-from kvreport.publishing.measures import Measure, claim, holds, noted, worded
+from kvreport.publishing.measures import Measure, always, claim, noted, worded
 from kvreport.publishing.rules import Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -65,22 +64,22 @@ _EIGHT_BITS = replace(SPREAD, series="model", by=("model",)).where(
     variant=named.NATIVE, quantization="8bit", trained=True
 )
 STATEMENTS = {
-    "with-a-past-it-is-rounding": holds(
-        every(_PLAIN.where(variant=(named.NATIVE, named.DECODER)), "below", ROUNDING), headline=True
+    "with-a-past-it-is-rounding": always(
+        _PLAIN.where(variant=(named.NATIVE, named.DECODER)), "below", ROUNDING, headline=True
     ),
-    "four-bits-too": holds(every(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING)),
-    "eight-bits-in-small-models": holds(every(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING)),
-    "eight-bits-cost-more": holds(
-        every(_EIGHT_BITS, "above", Bound(0.01, "ours", "a hundredth of the spread of the logits")), "this model"
+    "four-bits-too": always(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING),
+    "eight-bits-in-small-models": always(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING),
+    "eight-bits-cost-more": always(
+        _EIGHT_BITS, "above", Bound(0.01, "ours", "a hundredth of the spread of the logits"), "this model"
     ),
-    "no-past-is-the-last-token-alone": holds(
-        every(NOT_ALONE.where(variant=(named.CACHE_OFF, named.NO_PAST)), "at most", NO_TEXT)
+    "no-past-is-the-last-token-alone": always(
+        NOT_ALONE.where(variant=(named.CACHE_OFF, named.NO_PAST)), "at most", NO_TEXT
     ),
-    "mask-loses-context": holds(every(_PLAIN.where(variant=named.UPPER_LEFT), "above", ROUNDING)),
-    "positions-lost-too": holds(every(_PLAIN.where(variant=named.NO_OFFSET), "above", ROUNDING)),
-    "mask-hides-positions": holds(every(OTHER, "at most", Bound(0, "arithmetic", "one key leaves nothing to choose"))),
-    "one-layer-loses-nothing": holds(every(BY_DEPTH.where(deep=False), "below", ROUNDING)),
-    "deeper-layers-lose": holds(every(BY_DEPTH.where(deep=True), "above", ROUNDING)),
+    "mask-loses-context": always(_PLAIN.where(variant=named.UPPER_LEFT), "above", ROUNDING),
+    "positions-lost-too": always(_PLAIN.where(variant=named.NO_OFFSET), "above", ROUNDING),
+    "mask-hides-positions": always(OTHER, "at most", Bound(0, "arithmetic", "one key leaves nothing to choose")),
+    "one-layer-loses-nothing": always(BY_DEPTH.where(deep=False), "below", ROUNDING),
+    "deeper-layers-lose": always(BY_DEPTH.where(deep=True), "above", ROUNDING),
 }
 
 GPT2 = replace(DIFFERENCE, series="", by=()).where(family="gpt2", variant=named.NATIVE, quantization="none")

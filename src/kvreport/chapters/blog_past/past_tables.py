@@ -17,11 +17,13 @@ Falcon
 Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md``.
 """
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
 from transformers.utils import logging
@@ -30,6 +32,7 @@ from kvbook import paths
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
+from kvbook.replacing import replaced
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvbook.settings import Settings
@@ -37,20 +40,8 @@ from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents
 
-
-@dataclass(frozen=True)
-class Split:
-    """Logits of the last token from a past.
-
-    Attributes
-    ----------
-    logits : Tensor, shape (vocabulary_size,)
-    held : int
-        Tokens that the past held when the last token was fed; 0 when there was none.
-    """
-
-    logits: torch.Tensor
-    held: int
+# The last token's logits from a past, and how many tokens it held when that token was fed; 0 when there was none.
+Split = tuple[torch.Tensor, int]
 
 
 def split_call(
@@ -64,22 +55,7 @@ def split_call(
         past = cache
     held = 0 if past is None else int(past.get_seq_length())
     with last_step():
-        logits = model(ids[:, -1:], past_key_values=past, **last).logits[0, -1]
-    return Split(logits, held)
-
-
-def _with_configuration(model: PreTrainedModel, **values) -> Callable[[torch.Tensor], Split]:
-    def call(ids: torch.Tensor) -> Split:
-        before = {name: getattr(model.config, name) for name in values}
-        try:
-            for name, value in values.items():
-                setattr(model.config, name, value)
-            return split_call(model, ids)
-        finally:
-            for name, value in before.items():
-                setattr(model.config, name, value)
-
-    return call
+        return model(ids[:, -1:], past_key_values=past, **last).logits[0, -1], held
 
 
 @dataclass(frozen=True)
@@ -90,101 +66,92 @@ class Variant:
     ----------
     name : str
         What is switched.
-    layers : int
-        Layers of the model that are run.
-    full, split : callable
-        The full pass's last logits, and the split call, of ids of shape (1, seq_len).
+    model : PreTrainedModel
+        What is run; of a shallower one, the first layers.
+    split : callable
+        The split call, of ids of shape (1, seq_len).
     """
 
     name: str
-    layers: int
-    full: Callable[[torch.Tensor], torch.Tensor]
+    model: PreTrainedModel
     split: Callable[[torch.Tensor], Split]
 
-
-def _last(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda ids: model(ids).logits[0, -1]
+    def full(self, ids: torch.Tensor) -> torch.Tensor:
+        """Give the last token's logits of a full pass."""
+        return self.model(ids).logits[0, -1]
 
 
 def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
     """List the variants of a causal model, or of a masked one of RoBERTa's classes, cut to its first layers too."""
-    layers, full = model.config.num_hidden_layers, _last(model)
     kind = model.config.model_type
-    if kind == "mpt":
-        return [
-            Variant(named.CACHE_OFF, layers, full, _with_configuration(model, use_cache=False)),
-            Variant(named.NATIVE, layers, full, _with_configuration(model, use_cache=True)),
-        ]
-    if kind == "falcon":
-        where = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
-        return [
-            Variant(named.NATIVE, layers, full, lambda ids: split_call(model, ids)),
-            Variant(named.UPPER_LEFT, layers, full, lambda ids: split_call(model, ids, upper_left_mask)),
-            Variant(named.NO_OFFSET, layers, full, lambda ids: split_call(model, ids, **where)),
-            Variant(named.BOTH, layers, full, lambda ids: split_call(model, ids, upper_left_mask, **where)),
-        ]
     if kind == "roberta":
         return list(_of_roberta(model, shallower))
-    return [Variant(named.NATIVE, layers, full, _with_configuration(model, use_cache=True))]
+
+    def with_use_cache(on: bool) -> Callable[[torch.Tensor], Split]:
+        def call(ids: torch.Tensor) -> Split:
+            with replaced(model.config, "use_cache", on):
+                return split_call(model, ids)
+
+        return call
+
+    if kind == "mpt":
+        calls = {named.CACHE_OFF: with_use_cache(False), named.NATIVE: with_use_cache(True)}
+    elif kind == "falcon":
+        where = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
+        calls = {
+            named.NATIVE: lambda ids: split_call(model, ids),
+            named.UPPER_LEFT: lambda ids: split_call(model, ids, upper_left_mask),
+            named.NO_OFFSET: lambda ids: split_call(model, ids, **where),
+            named.BOTH: lambda ids: split_call(model, ids, upper_left_mask, **where),
+        }
+    else:
+        calls = {named.NATIVE: with_use_cache(True)}
+    return [Variant(name, model, call) for name, call in calls.items()]
 
 
 def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
-    def as_causal(decoder: bool, layers: int) -> PreTrainedModel:
+    everything = masked.config.num_hidden_layers
+
+    def as_causal(decoder: bool, layers: int = everything) -> PreTrainedModel:
         config = type(masked.config).from_dict(
             masked.config.to_dict() | {"is_decoder": decoder, "num_hidden_layers": layers}
         )
-        said = logging.get_verbosity()
-        try:
+        with ExitStack() as stack, masked.device:
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
             # To be no decoder is what the post did, and what the class warns about.
             logging.set_verbosity_error()
-            with masked.device:
-                built = RobertaForCausalLM(config)
-        finally:
-            logging.set_verbosity(said)
+            built = RobertaForCausalLM(config)
         # A shallower model takes the first layers' weights and leaves the others.
-        built.load_state_dict(masked.state_dict(), strict=layers == masked.config.num_hidden_layers)
+        built.load_state_dict(masked.state_dict(), strict=layers == everything)
         return built.to(masked.dtype).eval().requires_grad_(False)
 
-    everything = masked.config.num_hidden_layers
-    posted, decoder = as_causal(False, everything), as_causal(True, everything)
-    yield Variant(named.NO_PAST, everything, _last(posted), lambda ids: split_call(posted, ids))
-    yield Variant(named.DECODER, everything, _last(decoder), lambda ids: split_call(decoder, ids))
+    for name, decoder in ((named.NO_PAST, False), (named.DECODER, True)):
+        built = as_causal(decoder)
+        yield Variant(name, built, functools.partial(split_call, built))
     depths = {1, 2, 3, everything // 2, everything} if shallower else {everything}
     for layers in sorted(depths & set(range(1, everything + 1))):
         shallow = as_causal(False, layers)
-        handed = lambda ids, shallow=shallow: split_call(shallow, ids, cache=DynamicCache())  # noqa: E731
-        yield Variant(named.HANDED, layers, _last(shallow), handed)
-
-
-_QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+        yield Variant(named.HANDED, shallow, lambda ids, of=shallow: split_call(of, ids, cache=DynamicCache()))
 
 
 def described(values: torch.Tensor) -> list[float]:
     """Return the post's statistics of a vector, shape (n,): mean, standard deviation (n - 1), and five quantiles."""
-    wide = values.double()
-    # torch.quantile refuses vectors as long as a large vocabulary in some versions; sorting does not.
-    return [wide.mean().item(), wide.std().item(), *_quantiles(wide)]
+    # torch.quantile refuses vectors as long as a large vocabulary in some versions.
+    wide = values.double().numpy()
+    return [float(wide.mean()), float(wide.std(ddof=1)), *np.quantile(wide, (0, 0.25, 0.5, 0.75, 1)).tolist()]
 
 
-def _quantiles(wide: torch.Tensor) -> list[float]:
-    ordered = wide.sort().values
-    places = torch.tensor(_QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
-    low, high = ordered[places.floor().long()], ordered[places.ceil().long()]
-    return (low + (high - low) * places.frac()).tolist()
-
-
-def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, Any]:
-    """Measure one split call against the full pass and against the last token alone."""
-    drift = agreement.drift(full, split.logits)
-    decision = agreement.decision(full, split.logits)
-    difference = (full.double() - split.logits.double()).abs()
+def compare(full: torch.Tensor, split: torch.Tensor, alone: torch.Tensor) -> dict[str, Any]:
+    """Measure a split call's logits against the full pass and against the last token alone."""
+    drift = agreement.drift(full, split)
+    decision = agreement.decision(full, split)
+    difference = (full.double() - split.double()).abs()
     row = {
-        "held": split.held,
         "max_abs": drift.max_abs.item(),
         "relative_rms": drift.relative_rms.item(),
         # Logits may be shifted by any constant: their spread is the scale that a softmax sees.
         "relative_spread": (drift.rms / full.double().std()).item(),
-        "alone_max_abs": agreement.drift(alone, split.logits).max_abs.item(),
+        "alone_max_abs": agreement.drift(alone, split).max_abs.item(),
         "top1_flip": int(decision.top1_flip),
         "kl_nats": decision.kl_nats,
     }
@@ -192,7 +159,7 @@ def compare(full: torch.Tensor, split: Split, alone: torch.Tensor) -> dict[str, 
     # A logit of exactly zero has no relative difference.
     there = full != 0
     element = difference[there] / full[there].double().abs()
-    for label, values in (("without", full), ("with", split.logits), ("absolute", difference), ("element", element)):
+    for label, values in (("without", full), ("with", split), ("absolute", difference), ("element", element)):
         row |= {f"{label} {name}": value for name, value in zip(names, described(values), strict=True)}
     return row
 
@@ -257,10 +224,12 @@ def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: recor
             for sample, source, ids in _texts(settings, loaded.tokenizer):
                 tokens = torch.tensor([ids], device=loaded.model.device)
                 for variant in of_model:
-                    full, split, alone = variant.full(tokens), variant.split(tokens), variant.full(tokens[:, -1:])
-                    of_text = {"variant": variant.name, "layers": variant.layers, "sample": sample, "source": source}
-                    found = compare(full.cpu(), Split(split.logits.cpu(), split.held), alone.cpu())
-                    rows.append(about | of_text | {"n_tokens": len(ids)} | found)
+                    full, alone = variant.full(tokens), variant.full(tokens[:, -1:])
+                    split, held = variant.split(tokens)
+                    layers = variant.model.config.num_hidden_layers
+                    of_text = {"variant": variant.name, "layers": layers, "sample": sample, "source": source}
+                    of_text |= {"n_tokens": len(ids), "held": held}
+                    rows.append(about | of_text | compare(full.cpu(), split.cpu(), alone.cpu()))
         writer.append(unit, rows)
 
 

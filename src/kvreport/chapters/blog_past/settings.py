@@ -1,10 +1,8 @@
 """Settings of the chapter on the blog post about past_key_values."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
-
-from kvbook.settings import DTypeName, Settings, several
+from kvbook.settings import Count, DTypeName, Names, Settings, Text, at_least, some
 
 
 class PastTablesSettings(Settings):
@@ -28,12 +26,10 @@ class PastTablesSettings(Settings):
         Tokens of each.
     """
 
-    model: Annotated[str, Field(min_length=1)] = "gpt2"
-    families: Annotated[tuple[str, ...], BeforeValidator(several)] = ("roberta", "mpt", "falcon")
+    model: Text = "gpt2"
+    families: Names = ("roberta", "mpt", "falcon")
     dtype: DTypeName = "float32"
-    quantizations: Annotated[
-        tuple[Literal["none", "8bit", "4bit"], ...], BeforeValidator(several), Field(min_length=1)
-    ] = ("none", "8bit", "4bit")
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
-    n_samples: Annotated[int, Field(ge=1)] = 20
-    n_tokens: Annotated[int, Field(ge=3)] = 32
+    quantizations: some(Literal["none", "8bit", "4bit"]) = ("none", "8bit", "4bit")
+    corpus: Text = "stdlib"
+    n_samples: Count = 20
+    n_tokens: at_least(3) = 32

@@ -11,7 +11,7 @@ from kvbook import lengths
 from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
-from kvbook.models import corpus, kept, loading, placement
+from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvreport.chapters.blog_past.past_tables import weights_for
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
@@ -22,15 +22,10 @@ RowsOf = Callable[[loading.Loaded, list[corpus.Sample]], Iterator[dict[str, Any]
 
 def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[dict[str, Any]]:
     """Name the models of a run and refuse what cannot be run; where no stand-in ships, weights are random."""
-    placement.check(settings.device, settings.dtypes)
-    models = []
-    for name in dict.fromkeys(names):
-        model = loading.identify(name, weights_for(settings, name), settings.seed)
-        # One symptom feeds the text a second time.
-        loading.check_length(model, 2 * lengths.longest(settings.n_tokens))
-        samples.check_memory(settings, name, weights_for(settings, name), 2 * lengths.longest(settings.n_tokens))
-        models.append(model | {"asked_for": name})
-        _texts(settings, name)
+    # One symptom feeds the text a second time.
+    models = samples.identities(settings, names, 2 * lengths.longest(settings.n_tokens), weights_for)
+    for model in models:
+        _texts(settings, model["asked_for"])
     return models
 
 
@@ -57,10 +52,6 @@ def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: Rows
     texts = {name: _texts(settings, name) for name in names}
     units = {f"{name}|{dtype}": (name, dtype) for name in texts for dtype in settings.dtypes}
     for unit, (name, dtype) in writer.pending(units, "full pass against cache: model and dtype"):
-        weights = weights_for(settings, name)
-        loaded = kept.load(
-            name, weights=weights, dtype=dtype, device=settings.device, seed=settings.seed, memory=settings.memory
-        )
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
+        loaded = samples.load(settings, name, dtype, choose=weights_for)
         with torch.inference_mode():
-            writer.append(unit, [about | row for row in rows_of(loaded, texts[name])])
+            writer.append(unit, [loaded.about | row for row in rows_of(loaded, texts[name])])

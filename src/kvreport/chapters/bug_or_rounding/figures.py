@@ -128,8 +128,7 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
     ax.minorticks_off()
     ax.tick_params(axis="y", length=0)
     handles = style.dtype_keys(dtypes, markers)
-    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9.5)
-    return fig
+    return style.with_legend(fig, handles, len(handles), "upper right", fontsize=9.5)
 
 
 def figure_layers(table: pd.DataFrame) -> Figure:

@@ -8,10 +8,10 @@ from kvbook import lengths
 from kvbook.diagnosis import verdict
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.bug_or_rounding import rows
-from kvreport.chapters.bug_or_rounding.rows import CLEAN, EXPERIMENTS, NARROW, NARROW_INSIDE, ROWS  # noqa: F401
+from kvreport.chapters.bug_or_rounding.rows import CLEAN, NARROW, NARROW_INSIDE
 from kvreport.publishing.estimators import computed, counted, distinct, part, share, total
-from kvreport.publishing.measures import Measure, Worded, holds, noted
-from kvreport.publishing.rules import HALF, Bound, every
+from kvreport.publishing.measures import Measure, Worded, always, noted
+from kvreport.publishing.rules import HALF, Bound
 
 
 def _steepest(drifts: pd.DataFrame) -> Estimate | None:
@@ -115,22 +115,20 @@ _MOST = Bound(verdict.LIMIT, "ours", "half way from fp64 to fp32, in powers of t
 _BETWEEN = Bound(verdict.BOUNDARY, "ours", "half way between a bug's 0 and rounding's 1", "share")
 
 STATEMENTS = {
-    "clean-shrinks": holds(every(BEYOND.where(symptom=CLEAN), "below", _ONE_IN_FIVE), headline=True),
-    "clean-slope": holds(every(CLEAN_SLOPE, "above", _BETWEEN)),
-    "bugs-stay": holds(every(EVERY_BUG, "above", _FOUR_IN_FIVE), headline=True),
-    "bug-slope": holds(every(LARGEST_SLOPE, "below", _BETWEEN)),
-    "narrow-hides": holds(every(AS_CLEAN, "above", _FOUR_IN_FIVE)),
-    "reported-rounding": holds(
-        every(OF_DOCUMENTS.where(whose=rows.REPORTED, lies=""), "below", _ONE_IN_FIVE), headline=True
-    ),
-    "reported-bugs": holds(every(OF_DOCUMENTS.where(whose=rows.REPORTED, lies=rows.LIES), "above", HALF)),
-    "found-bugs": holds(every(OF_DOCUMENTS.where(whose=rows.FOUND), "above", HALF)),
-    "cause-removed": holds(every(LARGEST.where(whose=rows.REMOVED), "at most", _MOST)),
-    "first-layer-found": holds(every(FOUND, "above", _FOUR_IN_FIVE), headline=True),
-    "clean-has-no-bad-layer": holds(every(ACCUSED, "below", _ONE_IN_FIVE)),
-    "fp32-inside-accuses-mpt": holds(every(BEYOND.where(symptom=NARROW_INSIDE, model="mpt"), "above", HALF)),
-    "fp32-inside-hides": holds(every(HIDDEN, "above", _ONE_IN_FIVE), "this processor", on="AMD"),
-    "fp32-inside-hides-nothing": holds(every(HIDDEN, "below", _ONE_IN_FIVE), "this processor", on="Intel"),
-    "plain-fp64-separates": holds(every(PLAIN, "below", Bound(0.1, "ours", "a tenth of the smallest bug"))),
-    "coarse-hides-the-layer": holds(every(LAST_AS_CLEAN, "above", _FOUR_IN_FIVE)),
+    "clean-shrinks": always(BEYOND.where(symptom=CLEAN), "below", _ONE_IN_FIVE, headline=True),
+    "clean-slope": always(CLEAN_SLOPE, "above", _BETWEEN),
+    "bugs-stay": always(EVERY_BUG, "above", _FOUR_IN_FIVE, headline=True),
+    "bug-slope": always(LARGEST_SLOPE, "below", _BETWEEN),
+    "narrow-hides": always(AS_CLEAN, "above", _FOUR_IN_FIVE),
+    "reported-rounding": always(OF_DOCUMENTS.where(whose=rows.REPORTED, lies=""), "below", _ONE_IN_FIVE, headline=True),
+    "reported-bugs": always(OF_DOCUMENTS.where(whose=rows.REPORTED, lies=rows.LIES), "above", HALF),
+    "found-bugs": always(OF_DOCUMENTS.where(whose=rows.FOUND), "above", HALF),
+    "cause-removed": always(LARGEST.where(whose=rows.REMOVED), "at most", _MOST),
+    "first-layer-found": always(FOUND, "above", _FOUR_IN_FIVE, headline=True),
+    "clean-has-no-bad-layer": always(ACCUSED, "below", _ONE_IN_FIVE),
+    "fp32-inside-accuses-mpt": always(BEYOND.where(symptom=NARROW_INSIDE, model="mpt"), "above", HALF),
+    "fp32-inside-hides": always(HIDDEN, "above", _ONE_IN_FIVE, "this processor", on="AMD"),
+    "fp32-inside-hides-nothing": always(HIDDEN, "below", _ONE_IN_FIVE, "this processor", on="Intel"),
+    "plain-fp64-separates": always(PLAIN, "below", Bound(0.1, "ours", "a tenth of the smallest bug")),
+    "coarse-hides-the-layer": always(LAST_AS_CLEAN, "above", _FOUR_IN_FIVE),
 }

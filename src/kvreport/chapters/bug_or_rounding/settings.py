@@ -1,10 +1,6 @@
 """Settings of the chapter on bug or rounding."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
-
-from kvbook.settings import DTypes, StreamedSettings, several, text_length
+from kvbook.settings import Count, DTypes, Names, StreamedSettings, text_length
 
 
 class BugOrRoundingSettings(StreamedSettings):
@@ -24,9 +20,7 @@ class BugOrRoundingSettings(StreamedSettings):
         Among float64, float32, float16, bfloat16; the finest decides most.
     """
 
-    families: Annotated[tuple[str, ...], BeforeValidator(several)] = (
-        "gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta",
-    )
-    n_samples: Annotated[int, Field(ge=1)] = 3
+    families: Names = ("gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta")
+    n_samples: Count = 3
     n_tokens: text_length(4) = "33-190"
     dtypes: DTypes = ("float64", "float32", "float16", "bfloat16")

@@ -146,7 +146,7 @@ def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Iterator[
         if symptom := rows.BLOG_NAMES.get((model.config.model_type, way.name)):
             for text in texts:
                 ids = torch.tensor([text.ids], device=model.device)
-                drift = _drift(way.full(ids), way.split(ids).logits)
+                drift = _drift(way.full(ids), way.split(ids)[0])
                 yield _row(rows.BLOG, symptom, text.source, text.index, ids.shape[1], drift)
 
 

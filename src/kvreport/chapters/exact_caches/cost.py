@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import exact
 from kvbook.errors import UserError
@@ -51,13 +51,8 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
 
 
 def _blank(settings: ExactCachesSettings) -> PreTrainedModel:
-    """Build the shape without a tokenizer: the ids are any."""
-    values = dict(registry.families()[settings.cost_shape].architectures[0].config)
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    torch.manual_seed(settings.seed)
-    with torch.device(settings.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.cost_dtype))
-    return model.eval().requires_grad_(False)
+    place = {"dtype": settings.cost_dtype, "device": settings.device}
+    return loading.load(settings.cost_shape, weights="random", seed=settings.seed, **place).model
 
 
 def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,15 @@
 Rows, one a (dtype, sample, rung): see ``data/README.md``.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbook import exact, progress
+from kvbook import exact
 from kvbook.exact.verification import fed
 from kvbook.measuring import fp64_reference, in_fp64
-from kvbook.models import corpus, loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.exact_caches import paths
@@ -32,38 +31,34 @@ RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
 
 def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
     """Name the model and the corpus, and refuse what cannot be run."""
-    return {"models": paths.identities(settings, [settings.model]), "corpus": corpus.describe(settings.corpus)}
-
-
-def _arithmetic(parts: tuple[str, ...] | None) -> AbstractContextManager[None]:
-    return nullcontext() if parts is None else exact.row_invariant(parts)
+    return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens)
 
 
 def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Take every text through all rungs, in every dtype."""
     truth = fp64_reference.Reference(settings.dtypes)
-    tokenizer = loading.tokenizer(settings.model, samples.weights_of(settings, settings.model))
-    texts = list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
-    for dtype in progress.track(settings.dtypes, label="ladder of the arithmetic: dtype"):
+    for dtype in settings.dtypes:
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
         truth.take(loaded["eager"].model)
-        for unit, text in writer.pending({f"{dtype}|{text.index}": text for text in texts}, "text"):
-            ids = torch.tensor([text.ids], device=loaded[None].model.device)
+        label = f"ladder of the arithmetic, {dtype}"
+        for text in samples.pending(
+            settings, writer, loaded[None], dtype, settings.n_samples, settings.n_tokens, label
+        ):
+            ids, index = text.ids, text.sample.index
             with torch.inference_mode(), in_fp64.widened(torch.float64):
-                (reference,) = truth.of(text.index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
-            about = {"model": loaded[None].name, "weights": loaded[None].weights, "dtype": dtype, "sample": text.index,
-                     "source": text.source, "n_tokens": ids.shape[1]}
+                (reference,) = truth.of(index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
+            about = text.about | {"n_tokens": ids.shape[1]}
             rows = [
                 about | {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
                 for name, (attention, parts) in RUNGS.items()
             ]
-            writer.append(unit, rows)
+            writer.append(text.unit, rows)
 
 
 def _score(
     model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor
 ) -> dict[str, Any]:
-    with torch.inference_mode(), _arithmetic(parts):
+    with torch.inference_mode(), nullcontext() if parts is None else exact.row_invariant(parts):
         full = model(ids, use_cache=False).logits[0]
         single = fed(model, ids, [1] * ids.shape[1], DynamicCache(config=model.config))
     errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]

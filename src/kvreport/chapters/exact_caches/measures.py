@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, EXPERIMENTS, PRODUCTS, ROWS, SINGLE, STOCK  # noqa: F401
+from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, PRODUCTS, SINGLE, STOCK
 from kvreport.publishing.estimators import distinct, first, median_of_ratios, part, ratio_of_means, share, total
-from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import HALF, Bound, every
+from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.rules import HALF, NONE, Bound
 
 DIFFERING = Measure(
     "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}",
@@ -53,36 +53,32 @@ EXACT_ROWS, EXACT_ROWS_OF_OTHERS = (_IDENTICAL.where(arithmetic=EXACT, own=own) 
 EXACT_ROWS_AT_LENGTH = replace(_IDENTICAL, rows="lengths").where(arithmetic=EXACT)
 STOCK_ROWS = _IDENTICAL.where(arithmetic=STOCK, way=SINGLE, own=True)
 
-_NONE = Bound(0, "arithmetic", "none")
 _TENTH_MORE = Bound(1.1, "ours", "a tenth more", "ratio")
 
 STATEMENTS = {
-    "no-row-differs": holds(every(DIFFERING, "at most", _NONE), headline=True),
-    "no-row-differs-at-length": holds(every(DIFFERING_AT_LENGTH, "at most", _NONE), headline=True),
-    "stock-differs-at-length": holds(every(STOCK_TEXTS_AT_LENGTH, "above", HALF), "this processor"),
-    "stock-differs-in-fp32": holds(
-        every(STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")),
-        "this processor",
+    "no-row-differs": always(DIFFERING, "at most", NONE, headline=True),
+    "no-row-differs-at-length": always(DIFFERING_AT_LENGTH, "at most", NONE, headline=True),
+    "stock-differs-at-length": always(STOCK_TEXTS_AT_LENGTH, "above", HALF, "this processor"),
+    "stock-differs-in-fp32": always(
+        STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share"), "this processor"
     ),
-    "products-alone-are-not-enough": holds(
-        every(ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF), "this model"
+    "products-alone-are-not-enough": always(
+        ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF, "this model"
     ),
-    "attention-alone-is-not-enough-in-fp32": holds(
-        every(ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF), "this model"
+    "attention-alone-is-not-enough-in-fp32": always(
+        ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF, "this model"
     ),
-    "attention-alone-is-enough-in-bf16": holds(
-        every(ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF), "this processor", on="Intel"
+    "attention-alone-is-enough-in-bf16": always(
+        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF, "this processor", on="Intel"
     ),
-    "attention-alone-is-not-enough-on-amd": holds(
-        every(ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF), "this processor", on="AMD"
+    "attention-alone-is-not-enough-on-amd": always(
+        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF, "this processor", on="AMD"
     ),
-    "products-and-attention-are-enough": holds(every(DIFFERING_ON_RUNG, "at most", _NONE), "this processor"),
-    "error-is-no-larger": holds(every(ERROR, "at most", _TENTH_MORE), "this model"),
-    "error-of-steps-is-no-larger": holds(every(ERROR_OF_STEPS, "at most", _TENTH_MORE), "this model"),
-    "error-in-fp32-is-smaller": holds(
-        every(ERROR.where(dtype="float32"), "below", Bound(1, "arithmetic", "as large")), "this model"
+    "products-and-attention-are-enough": always(DIFFERING_ON_RUNG, "at most", NONE, "this processor"),
+    "error-is-no-larger": always(ERROR, "at most", _TENTH_MORE, "this model"),
+    "error-of-steps-is-no-larger": always(ERROR_OF_STEPS, "at most", _TENTH_MORE, "this model"),
+    "error-in-fp32-is-smaller": always(
+        ERROR.where(dtype="float32"), "below", Bound(1, "arithmetic", "as large"), "this model"
     ),
-    "price-is-small": holds(
-        every(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio")), "this processor"
-    ),
+    "price-is-small": always(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio"), "this processor"),
 }

@@ -31,15 +31,6 @@ def subjects(settings: ExactCachesSettings) -> list[str]:
     return [name for name in sources.families_with(settings.weights) if families[name].objective == "next token"]
 
 
-def identities(settings: ExactCachesSettings, names: list[str]) -> list[dict[str, Any]]:
-    """Name the models of a run and refuse what cannot be run before anything is."""
-    if not names:
-        raise UserError("no family has its weights here: name models in `families`, or choose weights='random'")
-    models = samples.identities(settings, names, settings.n_tokens + _PAD)
-    samples.check_corpus(settings, names, settings.n_samples, settings.n_tokens)
-    return models
-
-
 def chunks(length: int) -> list[int]:
     """Cut a text into uneven chunks, single tokens among them."""
     first = length // 2 - 3
@@ -98,8 +89,12 @@ def against(reference: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
 
 
 def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
-    """Name the models and the corpus, and refuse what cannot be run."""
-    return {"models": identities(settings, subjects(settings)), "corpus": corpus.describe(settings.corpus)}
+    """Name the models and the corpus, and refuse what cannot be run before anything is."""
+    if not (names := subjects(settings)):
+        raise UserError("no family has its weights here: name models in `families`, or choose weights='random'")
+    models = samples.identities(settings, names, settings.n_tokens + _PAD)
+    samples.check_corpus(settings, names, settings.n_samples, settings.n_tokens)
+    return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
 def measure(settings: ExactCachesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:

@@ -1,10 +1,8 @@
 """Settings of the chapter on exact caches."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
-
-from kvbook.settings import Counts, DTypeName, TextSettings, numbers, several
+from kvbook.settings import Count, Counts, DTypeName, Text, TextSettings, at_least, counts, some
 
 
 class ExactCachesSettings(TextSettings):
@@ -35,19 +33,16 @@ class ExactCachesSettings(TextSettings):
         How often each of the two arithmetics is timed.
     """
 
-    model: Annotated[str, Field(min_length=1)] = "llama"
-    families: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("all",)
-    n_samples: Annotated[int, Field(ge=1)] = 3
-    n_tokens: Annotated[int, Field(ge=8)] = 45
-    lengths: Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(numbers), Field(min_length=1)] = (
-        17, 64,
-    )
+    model: Text = "llama"
+    families: some(str) = ("all",)
+    n_samples: Count = 3
+    n_tokens: at_least(8) = 45
+    lengths: counts(2) = (17, 64)
     threads: Counts = (1, 2)
-    dtypes: Annotated[tuple[Literal["float32", "float16", "bfloat16"], ...], BeforeValidator(several),
-        Field(min_length=1)] = ("float32", "bfloat16", "float16")
-    cost_shape: Annotated[str, Field(min_length=1)] = "smollm2"
+    dtypes: some(Literal["float32", "float16", "bfloat16"]) = ("float32", "bfloat16", "float16")
+    cost_shape: Text = "smollm2"
     cost_dtype: DTypeName = "bfloat16"
-    n_prefill: Annotated[int, Field(ge=2)] = 512
-    n_context: Annotated[int, Field(ge=1)] = 200
-    n_steps: Annotated[int, Field(ge=1)] = 8
-    n_repeats: Annotated[int, Field(ge=1)] = 6
+    n_prefill: at_least(2) = 512
+    n_context: Count = 200
+    n_steps: Count = 8
+    n_repeats: Count = 6

@@ -30,15 +30,14 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
     hidden, logits = (agreement.drift(one, other) for one, other in zip(full, split, strict=True))
     decision = agreement.decision(full[1], split[1])
     drift = {name: [*getattr(hidden, name).tolist(), getattr(logits, name).item()] for name in _OF_DRIFT}
+    said = vars(decision) | {"top1_flip": int(decision.top1_flip)}
     last = len(drift["max_abs"]) - 1
     for layer in range(last + 1):
         of_logits = layer == last
         yield {
             "place": "logits" if of_logits else "hidden", "layer": layer,
             **{name: column[layer] for name, column in drift.items()},
-            "kl_nats": decision.kl_nats if of_logits else None,
-            "top1_flip": int(decision.top1_flip) if of_logits else None,
-            "margin": decision.margin if of_logits else None,
+            **(said if of_logits else dict.fromkeys(said)),
         }
 
 

@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -26,13 +25,6 @@ from kvreport.publishing.wording import DTYPES
 def _drifting(rows: pd.DataFrame, column: str = "max_abs") -> pd.DataFrame:
     """Keep the hidden states that drift, for a logarithmic axis has no zero; the embedding's drift is one."""
     return rows[(rows["place"] == "hidden") & (rows["layer"] > 0) & (rows[column] > 0)].sort_values("layer")
-
-
-def _whose(dtypes: pd.Series) -> list[Line2D]:
-    """Say what colour and marker mean."""
-    ours = style.key("our run", marker="o", linestyle="-")
-    theirs = style.key("the issue", marker="o", linestyle="--", markerfacecolor="white")
-    return [*style.dtype_keys(dtypes), ours, theirs]
 
 
 def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
@@ -71,8 +63,7 @@ def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[d
             ax.fill_between(shown["layer"], low, shown["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
         _curves(ax, published[published["family"] == family], published=True)
     # Above, not inside: where the curves run depends on the model.
-    fig.legend(handles=_whose(means["dtype"]), loc="outside upper center", ncols=5, fontsize=9)
-    return fig
+    return style.with_legend(fig, style.solid_and_dashed(means["dtype"], "our run", "the issue"), 5)
 
 
 def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
@@ -84,8 +75,7 @@ def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
             _curves(ax, rows, **look)
     whose = [style.key("this machine", marker="o", linestyle="-"), style.key("the book", **faint | {"linestyle": "-"})]
     handles = [*style.dtype_keys(means["dtype"]), *whose]
-    fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 5)
 
 
 def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> None:
@@ -126,7 +116,8 @@ def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """Draw shape and relative drift, one under the other."""
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(style.WIDTH, 6.2))
     plot_shape(means, published, top)
-    top.legend(handles=_whose(means["dtype"]), fontsize=9, loc="lower right", ncols=2)
+    handles = style.solid_and_dashed(means["dtype"], "our run", "the issue")
+    top.legend(handles=handles, fontsize=9, loc="lower right", ncols=2)
     plot_relative(means, bottom)
     return fig
 
@@ -183,8 +174,7 @@ def figure_greedy(greedy: pd.DataFrame) -> Figure:
         plt.Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="#444444", linewidth=0.5, label=state)
         for state, colour in zip(_STATES, _STATE_COLOURS, strict=True)
     ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=9.5)
-    return fig
+    return style.with_legend(fig, handles, 2, "upper right", fontsize=9.5)
 
 
 def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> None:

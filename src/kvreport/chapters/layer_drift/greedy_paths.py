@@ -31,28 +31,10 @@ from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 PROMPT_TOKENS = 16
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A decoding loop with a cache.
-
-    Attributes
-    ----------
-    feeds_whole : bool
-        Whether each step feeds the whole sequence again on top of the cache, as the opening post did.
-    gives_positions : bool
-        Whether position ids are passed: for each token the place at which it stands in the text.
-    """
-
-    feeds_whole: bool
-    gives_positions: bool
-
-
-LOOPS = {
-    named.POSTED: Loop(feeds_whole=True, gives_positions=False),
-    named.POSITIONS: Loop(feeds_whole=True, gives_positions=True),
-    named.LAST: Loop(feeds_whole=False, gives_positions=False),
-    named.LAST_POSITIONS: Loop(feeds_whole=False, gives_positions=True),
-}
+# The loops that feed the whole sequence again on top of the cache, as the opening post did; the others the last token.
+FEED_WHOLE = (named.POSTED, named.POSITIONS)
+# Those that pass position ids: for each token the place at which it stands in the text.
+GIVE_POSITIONS = (named.POSITIONS, named.LAST_POSITIONS)
 
 
 @dataclass(frozen=True)
@@ -93,17 +75,17 @@ def decode_uncached(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int
 
 
 def decode_cached(
-    model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, loop: Loop, limit: int | None = None
+    model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: int, loop: str, limit: int | None = None
 ) -> Iterator[Step]:
-    """Decode greedily with a cache; the loop's switches say how."""
+    """Decode greedily with a cache, by one of the loops of `rows.LOOPS`."""
     cache = None
     for _ in range(n_new_tokens):
-        fed = ids if cache is None or loop.feeds_whole else ids[:, -1:]
+        fed = ids if cache is None or loop in FEED_WHOLE else ids[:, -1:]
         held = 0 if cache is None else cache.get_seq_length()
         if limit is not None and held + fed.shape[1] > limit:
             return
         positions = {}
-        if loop.gives_positions:
+        if loop in GIVE_POSITIONS:
             last = ids.shape[1]
             positions = {"position_ids": torch.arange(last - fed.shape[1], last, device=ids.device)[None]}
         output = model(fed, past_key_values=cache, use_cache=True, **positions)
@@ -160,7 +142,7 @@ def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int,
         return decode_uncached(model, ids, length)
     if method == named.GENERATE:
         return decode_by_generate(model, ids, length)
-    return decode_cached(model, ids, length, LOOPS[method], limit)
+    return decode_cached(model, ids, length, method, limit)
 
 
 def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
@@ -172,7 +154,7 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
         units = {f"{case}|{loaded.tokenizer.decode(prompt)}": prompt for prompt in of_all}
         for unit, prompt in writer.pending(units, "prompt"):
             ids, text = torch.tensor([prompt], device=loaded.model.device), unit.removeprefix(f"{case}|")
-            about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "prompt": text}
+            about = loaded.about | {"prompt": text}
             # The document's prompt is decoded to its end.
             whole = settings.seed == 0 and prompt == of_all[0]
             rows: list[dict[str, Any]] = []

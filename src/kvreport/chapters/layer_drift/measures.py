@@ -8,11 +8,11 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.layer_drift import rows
-from kvreport.chapters.layer_drift.rows import EXPERIMENTS, LAST, POSITIONS, POSTED, ROWS, STOCK  # noqa: F401
+from kvreport.chapters.layer_drift.rows import LAST, POSITIONS, POSTED, STOCK
 from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, claim, either, holds, noted, said
-from kvreport.publishing.rules import HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
+from kvreport.publishing.measures import Measure, always, claim, either, noted, said
+from kvreport.publishing.rules import ALL, HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
 
@@ -153,49 +153,43 @@ TIES_OF_LAST = TIED.where(method=LAST)
 
 _SIXTEEN_BITS = ("float16", "bfloat16")
 _NO_GROWTH = Bound(0, "arithmetic", "no growth")
-_ALL = Bound(1, "arithmetic", "all")
 _TENTH = Bound(0.1, "ours", "one text in ten", "share")
 # A divergence of 1e-6 nats moves no probability by more than 0.0008 (Pinsker's inequality).
 _IMPERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
 
 STATEMENTS = {
-    "every-dtype-drifts": holds(every(DIFFERING, "above", HALF), "this processor"),
-    "bf16-agrees-at-no-length": holds(
-        every(IDENTICAL.where(dtype="bfloat16"), "below", _TENTH), "this processor", on="Intel"
+    "every-dtype-drifts": always(DIFFERING, "above", HALF, "this processor"),
+    "bf16-agrees-at-no-length": always(
+        IDENTICAL.where(dtype="bfloat16"), "below", _TENTH, "this processor", on="Intel"
     ),
-    "bf16-agrees-at-some-lengths": holds(
-        every(IDENTICAL.where(dtype="bfloat16"), "above", _TENTH), "this processor", on="AMD"
+    "bf16-agrees-at-some-lengths": always(
+        IDENTICAL.where(dtype="bfloat16"), "above", _TENTH, "this processor", on="AMD"
     ),
-    "fp32-agrees-at-no-length": holds(every(IDENTICAL.where(dtype="float32"), "below", _TENTH)),
-    "drift-grows": holds(every(GROWTH, "above", _NO_GROWTH), headline=True),
-    "relative-drift-grows": holds(every(RELATIVE_GROWTH, "above", _NO_GROWTH)),
-    "growth-is-a-tenth": holds(
-        every(GROWTH, "below", Bound(0.15, "ours", "half as much again as the issue's 10 %")), "this model"
+    "fp32-agrees-at-no-length": always(IDENTICAL.where(dtype="float32"), "below", _TENTH),
+    "drift-grows": always(GROWTH, "above", _NO_GROWTH, headline=True),
+    "relative-drift-grows": always(RELATIVE_GROWTH, "above", _NO_GROWTH),
+    "growth-is-a-tenth": always(
+        GROWTH, "below", Bound(0.15, "ours", "half as much again as the issue's 10 %"), "this model"
     ),
-    "bf16-as-its-roundoff": holds(
-        every(RATIO_OVER_ROUNDOFFS.where(dtype="bfloat16"), "inside", Bound(1.25, "ours", "within a quarter", "ratio"))
+    "bf16-as-its-roundoff": always(
+        RATIO_OVER_ROUNDOFFS.where(dtype="bfloat16"), "inside", Bound(1.25, "ours", "within a quarter", "ratio")
     ),
-    "fp16-less-than-its-roundoff": holds(
-        every(RATIO_OVER_ROUNDOFFS.where(dtype="float16"), "below", Bound(0.5, "ours", "less than half", "ratio"))
+    "fp16-less-than-its-roundoff": always(
+        RATIO_OVER_ROUNDOFFS.where(dtype="float16"), "below", Bound(0.5, "ours", "less than half", "ratio")
     ),
-    "fp32-imperceptible": holds(every(DIVERGENCE.where(dtype="float32"), "below", _IMPERCEPTIBLE), headline=True),
-    "16-bits-are-above-it": holds(every(DIVERGENCE.where(dtype=_SIXTEEN_BITS), "above", _IMPERCEPTIBLE)),
-    "flips-are-rare": holds(every(FLIPS.where(dtype=("float32", "float16")), "below", _TENTH)),
-    "posted-loop-writes-other-text": holds(every(KEPT_BY_POSTED, "below", HALF), headline=True),
-    "positions-do-not-help": holds(every(KEPT.where(method=POSITIONS), "below", HALF), headline=True),
-    "last-token-helps": holds(every(KEPT_BY_LAST.where(dtype=("float32", "float16")), "above", HALF), headline=True),
-    "bf16-still-diverges": holds(
-        every(
-            KEPT_BY_LAST.where(dtype="bfloat16"), "below",
-            Bound(0.95, "ours", "at least one prompt in twenty", "share"),
-        ),
-        "this model",
+    "fp32-imperceptible": always(DIVERGENCE.where(dtype="float32"), "below", _IMPERCEPTIBLE, headline=True),
+    "16-bits-are-above-it": always(DIVERGENCE.where(dtype=_SIXTEEN_BITS), "above", _IMPERCEPTIBLE),
+    "flips-are-rare": always(FLIPS.where(dtype=("float32", "float16")), "below", _TENTH),
+    "posted-loop-writes-other-text": always(KEPT_BY_POSTED, "below", HALF, headline=True),
+    "positions-do-not-help": always(KEPT.where(method=POSITIONS), "below", HALF, headline=True),
+    "last-token-helps": always(KEPT_BY_LAST.where(dtype=("float32", "float16")), "above", HALF, headline=True),
+    "bf16-still-diverges": always(
+        KEPT_BY_LAST.where(dtype="bfloat16"), "below",
+        Bound(0.95, "ours", "at least one prompt in twenty", "share"), "this model",
     ),
-    "generate-writes-as-the-loop": holds(every(GENERATE_WRITES, "at least", _ALL), "this model"),
-    "generate-computes-as-the-loop": holds(every(GENERATE_COMPUTES, "at least", _ALL), "this model"),
-    "no-upcast-removes-it": holds(
-        every(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio")), "this model"
-    ),
+    "generate-writes-as-the-loop": always(GENERATE_WRITES, "at least", ALL, "this model"),
+    "generate-computes-as-the-loop": always(GENERATE_COMPUTES, "at least", ALL, "this model"),
+    "no-upcast-removes-it": always(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio"), "this model"),
 }
 
 

@@ -10,9 +10,7 @@ from kvreport.publishing import documents
 from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
-EXPERIMENTS = {
-    "layer_drift": 1, "greedy_paths": 3, "mitigations": 1, "layer_drift_lengths": 1,
-}
+EXPERIMENTS = {"layer_drift": 1, "greedy_paths": 3, "mitigations": 1, "layer_drift_lengths": 1}
 
 # The loop, as it stands and with each of two changes and both; beside them, no cache, and the library's call.
 UNCACHED, GENERATE = "no cache", "generate"

@@ -1,11 +1,7 @@
 """Settings of the chapter on issue 25420."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from kvbook import lengths
-from kvbook.settings import StreamedSettings, text_length
+from kvbook.settings import Count, StreamedSettings, Text, text_length
 
 
 class LayerDriftSettings(StreamedSettings):
@@ -27,12 +23,12 @@ class LayerDriftSettings(StreamedSettings):
         Tokens that the greedy decoding writes; the document's number.
     """
 
-    reference_model: Annotated[str, Field(min_length=1)] = "gpt2"
-    n_samples: Annotated[int, Field(ge=1)] = 50
+    reference_model: Text = "gpt2"
+    n_samples: Count = 50
     n_tokens: text_length(2) = 64
-    prompt: Annotated[str, Field(min_length=1)] = "This is a "
-    n_prompts: Annotated[int, Field(ge=1)] = 1
-    n_new_tokens: Annotated[int, Field(ge=1)] = 40
+    prompt: Text = "This is a "
+    n_prompts: Count = 1
+    n_new_tokens: Count = 40
 
     @property
     def other_lengths(self) -> lengths.Length | None:

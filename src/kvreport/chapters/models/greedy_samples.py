@@ -83,7 +83,7 @@ def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.W
         # A character may take several tokens, so each one's text is what it adds to the text before it.
         texts = [loaded.tokenizer.decode(tokens[:length]) for length in range(len(tokens) + 1)]
         added = (text[len(before) :] for before, text in itertools.pairwise(texts))
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype, "masked": int(masked)}
+        about = loaded.about | {"masked": int(masked)}
         rows = (
             about | {"step": step, "token": token, "text": text, "probability": probability}
             for step, (token, text, probability) in enumerate(zip(tokens, added, probabilities, strict=True))

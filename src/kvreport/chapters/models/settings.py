@@ -1,10 +1,6 @@
 """Settings of the page on the models."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from kvbook.settings import DTypeName, Settings
+from kvbook.settings import Count, DTypeName, Settings, Text
 
 
 class ModelsSettings(Settings):
@@ -23,7 +19,7 @@ class ModelsSettings(Settings):
         Tokens that each writes.
     """
 
-    model: Annotated[str, Field(min_length=1)] = "all"
+    model: Text = "all"
     dtype: DTypeName = "float32"
-    prompt: Annotated[str, Field(min_length=1)] = "def read_lines(path):\n"
-    n_new_tokens: Annotated[int, Field(ge=1)] = 32
+    prompt: Text = "def read_lines(path):\n"
+    n_new_tokens: Count = 32

@@ -43,7 +43,7 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from kvbook import paths, progress
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches, choosing
 from kvbook.models import corpus, loading
@@ -218,11 +218,7 @@ def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> dict
     for model in models:
         tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max((len(item.ids) for item in items_of(settings, tokenizer)), default=0)
-        n_tokens, limit = 2 * longest + settings.n_new_tokens, model["context_length"]
-        if limit is not None and n_tokens > limit:
-            raise UserError(
-                f"{n_tokens} tokens are more than the context of {model['name']}, {limit}: lower n_new_tokens"
-            )
+        loading.check_length(model, 2 * longest + settings.n_new_tokens, "n_new_tokens")
     return {"texts": documents.published(named.DOCUMENT)["generation"], "models": models} | more
 
 
@@ -236,31 +232,24 @@ def inputs_questions(settings: PromptReuseSettings) -> dict[str, Any] | None:
     return _inputs(settings, question_items, questions=questions(settings)) if settings.n_prompts else None
 
 
-def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Continue every example in every way, for all models and dtypes; the corpus in the first dtype alone."""
-    _continue(settings, made_of, writer, _posted_and_corpus_items)
-
-
-def measure_questions(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Continue every question in every way, for all models and dtypes."""
-    _continue(settings, made_of, writer, question_items)
-
-
-def _continue(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer, items_of: Items) -> None:
-    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
-        loaded = samples.load(settings, model["asked_for"], dtype)
-        items = list(items_of(settings, loaded.tokenizer))
-        for item in progress.track(items, label=f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
-            unit = f"{model['asked_for']}|{dtype}|{item.case}|{item.name}"
-            # Cut texts ask about ids, which have no dtype: the first one is enough.
-            if unit in writer.done or (item.case == named.CORPUS and dtype != settings.dtypes[0]):
-                continue
-            about = {
-                "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "case": item.case, "item": item.name,
+def _measuring(items_of: Items) -> Callable[[PromptReuseSettings, dict[str, Any], records.Writer], None]:
+    def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+        """Continue every text in every way, for all models and dtypes; the corpus in the first dtype alone."""
+        for model, dtype in itertools.product(made_of["models"], settings.dtypes):
+            loaded = samples.load(settings, model["asked_for"], dtype)
+            units = {
+                f"{model['asked_for']}|{dtype}|{item.case}|{item.name}": item
+                for item in items_of(settings, loaded.tokenizer)
+                # Cut texts ask about ids, which have no dtype: the first one is enough.
+                if item.case != named.CORPUS or dtype == settings.dtypes[0]
             }
-            with torch.inference_mode():
-                found = continuations(loaded.model, item, settings.n_new_tokens)
-                writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
+            for unit, item in writer.pending(units, f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
+                about = loaded.about | {"case": item.case, "item": item.name}
+                with torch.inference_mode():
+                    found = continuations(loaded.model, item, settings.n_new_tokens)
+                    writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
+
+    return measure
 
 
 def _rows(
@@ -296,8 +285,11 @@ def work_questions(settings: PromptReuseSettings) -> Work | None:
 
 
 _FIELDS = frozenset(PromptReuseSettings.model_fields) - {"n_positions"}
-EXPERIMENT = Experiment("prompt_reuse", PromptReuseSettings, inputs, measure, fields=_FIELDS - {"n_prompts"}, work=work)
+EXPERIMENT = Experiment(
+    "prompt_reuse", PromptReuseSettings, inputs, _measuring(_posted_and_corpus_items),
+    fields=_FIELDS - {"n_prompts"}, work=work,
+)
 REUSED_QUESTIONS = Experiment(
-    "reused_questions", PromptReuseSettings, inputs_questions, measure_questions,
+    "reused_questions", PromptReuseSettings, inputs_questions, _measuring(question_items),
     fields=_FIELDS - {"n_samples", "corpus"}, work=work_questions,
 )

@@ -35,8 +35,7 @@ def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
     axes[0, 0].set_ylabel("share of keys that differ")
     handles = [*style.dtype_keys(table["dtype"]), *(style.key(model, **look) for model, look in looks.items())]
     handles.append(style.key("published", marker="o", **hollow))
-    fig.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 3)
 
 
 _PARTS = {"response": {"marker": "o", "linestyle": "-"}, "prompt": {"marker": "s", "linestyle": ":"}}
@@ -62,8 +61,7 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
     axes[1, 0].set_ylabel("relative difference\n/ unit roundoff")
     handles = style.dtype_keys(curves["dtype"])
     handles += [style.key(part, markersize=3.5, **look) for part, look in _PARTS.items()]
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 4)
 
 
 _WAYS = {named.AS_IS: (style.VERMILION, "s"), named.SHARED: (style.BLUE, "o")}

@@ -97,7 +97,7 @@ def _answers(run: Run) -> pd.DataFrame:
     alone = answers[answers["way"] == NO_REUSE].drop(columns="way")
     both = answers[answers["way"] != NO_REUSE].merge(alone, on=question, suffixes=("", "_uncached"))
     pairs = zip(both["tokens"], both["tokens_uncached"], strict=True)
-    both = both.assign(first=[_first_difference(one, other) for one, other in pairs])
+    both = both.assign(first=[first_difference(one, other) for one, other in pairs])
     return both.assign(
         kept=both["first"] == float("inf"), lead=_at_first(both, "margins"),
         lead_uncached=_at_first(both, "margins_uncached"),
@@ -117,8 +117,8 @@ def _at_first(answers: pd.DataFrame, column: str) -> list[float | None]:
     return [of[int(first)] if first < len(of) else None for first, of in pairs]
 
 
-def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Give the place of the first token that differs; infinite where none does."""
+def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """Give the place of the first token that differs, or at which one of the two ends; infinite where none does."""
     if one == other:
         return float("inf")
     return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

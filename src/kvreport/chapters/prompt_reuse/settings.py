@@ -1,10 +1,6 @@
 """Settings of the chapter on the forum thread about reusing a prompt's cache."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from kvbook.settings import DTypes, TextSettings
+from kvbook.settings import Count, DTypes, Text, TextSettings, at_least
 
 
 class PromptReuseSettings(TextSettings):
@@ -28,9 +24,9 @@ class PromptReuseSettings(TextSettings):
         Tokens that the greedy decoding writes; the document's number.
     """
 
-    second_model: Annotated[str, Field(min_length=1)] = "qwen2"
-    n_samples: Annotated[int, Field(ge=1)] = 10
-    n_prompts: Annotated[int, Field(ge=0)] = 4
-    n_positions: Annotated[int, Field(ge=1)] = 40
+    second_model: Text = "qwen2"
+    n_samples: Count = 10
+    n_prompts: at_least(0) = 4
+    n_positions: Count = 40
     dtypes: DTypes = ("float32", "bfloat16")
-    n_new_tokens: Annotated[int, Field(ge=1)] = 20
+    n_new_tokens: Count = 20

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook.measuring import agreement
+from kvbook.measuring import agreement, full_and_split
 from kvbook.models import loading
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
@@ -67,10 +67,9 @@ def as_many_rows(model: PreTrainedModel, fed: slice, total: int) -> Iterator[Non
 def overwrite(cache: Cache, seed: int) -> None:
     """Replace every cached key and value by a random number of the same scale, in place."""
     generator = torch.Generator().manual_seed(seed)
-    for layer in cache.layers:
-        for tensor in (layer.keys, layer.values):
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_((noise * tensor.float().std().cpu()).to(tensor.dtype))
+    for tensor in full_and_split.states_of(cache):
+        noise = torch.randn(tensor.shape, generator=generator)
+        tensor.copy_((noise * tensor.float().std().cpu()).to(tensor.dtype))
 
 
 def in_two_parts(
@@ -135,14 +134,11 @@ def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: reco
         for variant in named.VARIANTS:
             prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)
             ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
-            about = {
-                "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "variant": variant,
-                "n_prompt": prompt.shape[1], "n_response": response.shape[1],
-            }
+            about = {"variant": variant, "n_prompt": prompt.shape[1], "n_response": response.shape[1]}
             with torch.inference_mode():
                 whole = loaded.model(ids, use_cache=True).past_key_values
                 split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)
-                rows += [about | row for row in compare(whole, split, prompt.shape[1])]
+                rows += [loaded.about | about | row for row in compare(whole, split, prompt.shape[1])]
         writer.append(unit, rows)
 
 

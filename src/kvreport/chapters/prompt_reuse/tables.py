@@ -114,9 +114,7 @@ def _marked(row) -> str:
     """Write a continuation, marked where it leaves the one without reuse."""
     if row.equal:
         return visible("".join(row.words))
-    # Where one of the two ends earlier, they diverge at its end.
-    shorter = min(len(row.tokens), len(row.tokens_uncached))
-    step = next((step for step in range(shorter) if row.tokens[step] != row.tokens_uncached[step]), shorter)
+    step = named.first_difference(row.tokens, row.tokens_uncached)
     return MARK.join(visible("".join(words)) for words in (row.words[:step], row.words[step:]))
 
 

@@ -32,7 +32,7 @@ def ask(server: Client, ids: Sequence[int], tokens: int, cold: Sequence[str] = (
     return written(server.call("POST", "/completions", body | {name: fresh[name] for name in cold}))
 
 
-def together(server: Client, prompts: Sequence[Sequence[int]], tokens: int, cold: Sequence[str]) -> list[Written]:
+def together(server: Client, prompts: Sequence[Sequence[int]], tokens: int, cold: Sequence[str] = ()) -> list[Written]:
     """Send several requests at the same time."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda ids: ask(server, ids, tokens, cold), prompts))

@@ -8,9 +8,7 @@ from kvreport.chapters.serving_engines import rows as named
 from kvreport.publishing import style
 from kvreport.publishing.measures import said
 
-_COLOURS = {named.WARM: style.BLUE, named.BATCH: style.VERMILION, named.AGAIN: style.GREY,
-    named.SPECULATION: style.GREEN, named.QUANTIZED: style.PURPLE,
-    named.UNFUSED: style.BLACK}
+_COLOURS = dict(zip(named.WAYS, (style.GREY, *style.PALETTE), strict=True))
 # Where no bit moves: left of all that does.
 _NOTHING = 1e-8
 
@@ -29,8 +27,7 @@ def figure_ways(table: pd.DataFrame) -> Figure:
     ax.set(xscale="log", xlabel="largest |Δ log p| against cold (nats); far left: none")
     style.name_rows(ax, names, fontsize=9)
     handles = [style.key(way, _COLOURS[way], marker=style.MARKERS[place]) for place, way in enumerate(named.WAYS)]
-    fig.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 3)
 
 
 def figure_exactness(table: pd.DataFrame) -> Figure:

@@ -1,12 +1,12 @@
 """Measures of the chapter on serving engines, then the sentences that they decide."""
 
 from dataclasses import replace
+from functools import partial
 
 from kvreport.chapters.serving_engines import rows as named
-from kvreport.chapters.serving_engines.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import computed, counted, distinct, mean, share
-from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import Bound, every
+from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.rules import NONE, Bound
 
 # Each way against the cold one, after the same prompts.
 BITS = Measure(
@@ -37,8 +37,8 @@ ERROR_OVER_VLLM = replace(
 )
 WAY_ERROR = replace(ERROR, rows="tokens", by=("engine", "dtype", "way"))
 ERROR_OVER_PARTS = replace(
-    WAY_ERROR, name="mean |Δ log p| against fp64, over that of attention in parts", unit="", form="{:.0f}",
-    over=("way", named.UNFUSED), estimate=counted(lambda rows, other: rows["error"].mean() / other["error"].mean()),
+    ERROR_OVER_VLLM, name="mean |Δ log p| against fp64, over that of attention in parts", rows=WAY_ERROR.rows,
+    by=WAY_ERROR.by, over=("way", named.UNFUSED),
 )
 KL = replace(ERROR, name="mean KL (nats) of fp64 from the engine, by its 20 likeliest tokens", estimate=mean("kl_fp64"))
 
@@ -67,39 +67,25 @@ OTHER_BITS = replace(
     estimate=counted(lambda rows: (rows["bits_equal"] == 0).sum()),
 )
 _SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
-_NOTHING = Bound(0, "arithmetic", "none")
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
+_here = partial(always, speaks_of="this model")
 STATEMENTS = {
-    "a-repeat-is-exact": holds(every(MOVED.where(way=named.AGAIN), "at most", _NOTHING), "this model"),
-    "vllm-is-exact": holds(every(OTHER_BITS.where(engine="vLLM"), "at most", _NOTHING), "this model"),
-    "reuse-moves-two-engines": holds(
-        every(OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", _NOTHING), "this model"
+    "a-repeat-is-exact": _here(MOVED.where(way=named.AGAIN), "at most", NONE),
+    "vllm-is-exact": _here(OTHER_BITS.where(engine="vLLM"), "at most", NONE),
+    "reuse-moves-two-engines": _here(
+        OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", NONE
     ),
-    "vllm-in-fp32-is-closest": holds(
-        every(
-            ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", Bound(10, "ours", "ten times", "ratio")
-        ),
-        "this model",
+    "vllm-in-fp32-is-closest": _here(
+        ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", Bound(10, "ours", "ten times", "ratio")
     ),
-    "reuse-writes-the-same-tokens": holds(
-        every(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", _NOTHING), "this model"
+    "reuse-writes-the-same-tokens": _here(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", NONE),
+    "reuse-moves-no-more-than-a-batch": _here(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR),
+    "speculation-tells-other-numbers": _here(
+        MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above", Bound(0.5, "ours", "half a nat")
     ),
-    "reuse-moves-no-more-than-a-batch": holds(
-        every(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR), "this model"
+    "fusion-is-most-of-an-error": _here(
+        ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",
+        Bound(2, "ours", "most of it", "ratio"),
     ),
-    "speculation-tells-other-numbers": holds(
-        every(
-            MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above",
-            Bound(0.5, "ours", "half a nat"),
-        ),
-        "this model",
-    ),
-    "fusion-is-most-of-an-error": holds(
-        every(
-            ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",
-            Bound(2, "ours", "most of it", "ratio"),
-        ),
-        "this model",
-    ),
-    "engines-agree-in-fp32": holds(every(PAIR_OTHER_TEXTS, "at most", _NOTHING), "this model"),
+    "engines-agree-in-fp32": _here(PAIR_OTHER_TEXTS, "at most", NONE),
 }

@@ -6,18 +6,19 @@ An experiment for each engine, which measures nothing where its environment is n
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
-from kvbook.models import corpus, kept, loading, placement
-from kvbook.runs import records
+from kvbook.measuring import choosing
+from kvbook.models import corpus, loading, placement
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
-from kvbook.server.client import Client, Refused
+from kvbook.server.client import Refused
 from kvreport.chapters.serving_engines import asking, transformers_itself
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.chapters.serving_engines.asking import Written
@@ -29,19 +30,13 @@ _COLUMNS = (
     "engine", "dtype", "way", "texts", "sample", "source", "position", "token", "logprob", "logprob_fp64", "kl_fp64",
     "cached", "refused",
 )
-Ask = Callable[[str, list[corpus.Sample]], list[Written]]
+# Takes the way, ids of prompts and how many tokens are wanted.
+Ask = Callable[[str, list[list[int]], int], list[Written]]
 
 
 def prompts(settings: ServingEnginesSettings, texts: str) -> list[corpus.Sample]:
     """Cut the prompts of one population."""
-    tokenizer = loading.tokenizer(settings.model, settings.weights)
-    samples = list(corpus.samples(texts, tokenizer, settings.n_samples, settings.prompt_tokens, settings.seed))
-    if short := [one for one in samples if len(one.ids) < settings.prompt_tokens]:
-        raise UserError(
-            f"{short[0].source} gives {len(short[0].ids)} tokens, {settings.prompt_tokens} are needed of each prompt: "
-            "name a folder of longer files, or lower prompt_tokens"
-        )
-    return samples
+    return samples.prompts(settings, texts, settings.n_samples, settings.prompt_tokens)
 
 
 def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
@@ -57,34 +52,24 @@ def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
 def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let the library itself write."""
     for dtype in (FP32, BF16):
-        loaded = _load(settings, dtype)
+        model = samples.load(settings, settings.model, dtype).model
 
-        def ask(way: str, samples: list[corpus.Sample], loaded: loading.Loaded = loaded) -> list[Written]:
-            write = functools.partial(
-                transformers_itself.write, loaded.model, ends=_ends(loaded), warm=way == named.WARM
-            )
-            tokens = named.AGAIN_TOKENS if way == named.AGAIN else settings.new_tokens
-            ids = [sample.ids for sample in samples]
-            if way == named.BATCH:
-                return write(ids, tokens)
-            return [write([one], tokens)[0] for one in ids]
+        def ask(way: str, prompts: list[list[int]], tokens: int, model: PreTrainedModel = model) -> list[Written]:
+            return transformers_itself.write(model, prompts, tokens, choosing.ends_of(model), way == named.WARM)
 
-        _record(settings, writer, "transformers", dtype, named.PLAIN, lambda ask=ask: contextlib.nullcontext(ask))
+        _record(settings, writer, "transformers", dtype, named.PLAIN, functools.partial(contextlib.nullcontext, ask))
 
 
 @contextlib.contextmanager
-def _serving(settings: ServingEnginesSettings, name: str, dtype: str, mode: str) -> Iterator[Ask]:
+def _serving(name: str, dtype: str, mode: str) -> Iterator[Ask]:
     with serving.serving(name, dtype, mode) as server:
-        fields = ENGINES[name].cold
 
-        def ask(way: str, samples: list[corpus.Sample]) -> list[Written]:
-            ids, tokens = [sample.ids for sample in samples], settings.new_tokens
-            if way == named.BATCH:
-                return asking.together(server, ids, tokens, fields)
-            if way == named.WARM:
-                return [_twice(server, one, tokens) for one in ids]
-            tokens = named.AGAIN_TOKENS if way == named.AGAIN else tokens
-            return [asking.ask(server, one, tokens, fields) for one in ids]
+        def ask(way: str, prompts: list[list[int]], tokens: int) -> list[Written]:
+            if way != named.WARM:
+                return asking.together(server, prompts, tokens, ENGINES[name].cold)
+            # Right after it was asked for: a server has a few places in which a prefix is kept.
+            asking.together(server, prompts, 1)
+            return asking.together(server, prompts, tokens)
 
         yield ask
 
@@ -97,14 +82,16 @@ def _record(
     units = {f"{dtype} {way} {texts}": (way, texts) for way in ways for texts in settings.populations}
     if set(units) <= writer.done:
         return
-    said, about = _load(settings, "float64").model, {"engine": name, "dtype": dtype}
+    said = samples.load(settings, settings.model, "float64").model
+    about = {"engine": name, "dtype": dtype}
     try:
         with opened() as ask:
             for unit, (way, texts) in writer.pending(units, f"{name}, {dtype}: way"):
-                samples, rows = prompts(settings, texts), []
-                groups = _eights(samples) if way == named.BATCH else [samples]
-                answers = itertools.chain.from_iterable(ask(way, group) for group in groups)
-                for sample, one in zip(samples, answers, strict=False):
+                asked, rows = prompts(settings, texts), []
+                groups = _eights(asked) if way == named.BATCH else [[one] for one in asked]
+                tokens = named.AGAIN_TOKENS if way == named.AGAIN else settings.new_tokens
+                answers = [one for group in groups for one in ask(way, [each.ids for each in group], tokens)]
+                for sample, one in zip(asked, answers, strict=False):
                     of = {"way": way, "texts": corpus.POPULATIONS.get(texts, texts)}
                     of |= {"sample": f"{texts} {sample.index}", "source": sample.source}
                     rows += [about | of | row for row in _tokens(said, sample.ids, one)]
@@ -118,16 +105,10 @@ def _record(
             writer.append(unit, [empty])
 
 
-def _twice(server: Client, ids: list[int], tokens: int) -> Written:
-    """Ask for a prompt right after it was asked for: a server has a few places in which a prefix is kept."""
-    asking.ask(server, ids, 1)
-    return asking.ask(server, ids, tokens)
-
-
-def _eights(samples: list[corpus.Sample]) -> list[list[corpus.Sample]]:
+def _eights(asked: list[corpus.Sample]) -> list[list[corpus.Sample]]:
     """Put prompts together by eight, and fill the last group up with copies, whose answers nobody looks at."""
-    starts = range(0, len(samples), named.TOGETHER)
-    return [[samples[row % len(samples)] for row in range(start, start + named.TOGETHER)] for start in starts]
+    starts = range(0, len(asked), named.TOGETHER)
+    return [[asked[row % len(asked)] for row in range(start, start + named.TOGETHER)] for start in starts]
 
 
 def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Iterator[dict[str, Any]]:
@@ -155,17 +136,6 @@ def divergence(exact: torch.Tensor, top: dict[int, float]) -> str:
     return f"{found:.6g}"
 
 
-def _load(settings: ServingEnginesSettings, dtype: str) -> loading.Loaded:
-    return kept.load(
-        settings.model, weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-    )
-
-
-def _ends(loaded: loading.Loaded) -> set[int]:
-    ends = loaded.model.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends}
-
-
 def work(settings: ServingEnginesSettings) -> Work:
     """Count the passes of the library's own model."""
     texts = settings.n_samples * len(settings.populations)
@@ -188,7 +158,7 @@ def _of(name: str, dtype: str) -> Experiment:
     def measure(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
         for mode in ("", *(engine.modes if dtype == FP32 else ())):
             ways = (mode,) if mode else named.PLAIN
-            _record(settings, writer, name, dtype, ways, functools.partial(_serving, settings, name, dtype, mode))
+            _record(settings, writer, name, dtype, ways, functools.partial(_serving, name, dtype, mode))
 
     return Experiment(named.EXPERIMENT_OF[name, dtype], ServingEnginesSettings, inputs_of, measure)
 

@@ -1,7 +1,6 @@
 """The rows of the chapter on serving engines by name; to read them takes no torch."""
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -77,19 +76,12 @@ def _ways(tokens: pd.DataFrame) -> pd.DataFrame:
 
 def _engines(cold: pd.DataFrame) -> pd.DataFrame:
     """Compare the cold texts of every two engines in fp32: one row a prompt."""
-    cold = cold[cold["dtype"] == FP32]
-    return pd.DataFrame(itertools.chain.from_iterable(
-        _pairs(of).assign(texts=texts, sample=sample, source=source).to_dict("records")
-        for (texts, sample, source), of in cold.groupby(["texts", "sample", "source"], sort=False)
-    ))
-
-
-def _pairs(of: pd.DataFrame) -> pd.DataFrame:
-    def each() -> Iterator[dict[str, object]]:
-        for (first, one), (second, other) in itertools.combinations(of.groupby("engine", sort=False), 2):
-            yield {"engines": f"{first}, {second}"} | _compared(one, other)
-
-    return pd.DataFrame(each())
+    by = ["texts", "sample", "source"]
+    return pd.DataFrame([
+        {"engines": f"{first}, {second}", **_compared(one, other), **dict(zip(by, key, strict=True))}
+        for key, of in cold[cold["dtype"] == FP32].groupby(by, sort=False)
+        for (first, one), (second, other) in itertools.combinations(of.groupby("engine", sort=False), 2)
+    ])
 
 
 ROWS = {

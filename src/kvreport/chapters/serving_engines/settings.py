@@ -1,10 +1,6 @@
 """Settings of the chapter on serving engines."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
-
-from kvbook.settings import Settings, several
+from kvbook.settings import Count, Settings, at_least, some
 
 
 class ServingEnginesSettings(Settings):
@@ -22,7 +18,7 @@ class ServingEnginesSettings(Settings):
         Tokens that are written after each, greedily; fewer where the text ends.
     """
 
-    populations: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("stdlib",)
-    n_samples: Annotated[int, Field(ge=1)] = 4
-    prompt_tokens: Annotated[int, Field(ge=2)] = 49
-    new_tokens: Annotated[int, Field(ge=2)] = 16
+    populations: some(str) = ("stdlib",)
+    n_samples: Count = 4
+    prompt_tokens: at_least(2) = 49
+    new_tokens: at_least(2) = 16

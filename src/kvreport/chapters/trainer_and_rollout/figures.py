@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import style
 
-_LINES = ("-", "--", "-.", ":", (0, (1, 3)))
-
 
 def figure_mismatch(table: pd.DataFrame) -> Figure:
     """Draw how far trainer and rollout are apart, a row a comparison and a marker a population of texts."""
@@ -31,8 +29,7 @@ def figure_mismatch(table: pd.DataFrame) -> Figure:
     style.name_rows(ax, names, fontsize=9)
     looks = zip(texts, style.PALETTE, style.MARKERS, strict=False)
     handles = [style.key(name, colour, marker=marker) for name, colour, marker in looks]
-    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, len(handles))
 
 
 def _span(shares: Sequence[float]) -> str:
@@ -53,7 +50,6 @@ def figure_ways(table: pd.DataFrame) -> Figure:
     ax.annotate("outside\n[0.9, 1.1]", (1.02, -0.9), xycoords=("axes fraction", "data"), va="bottom", fontsize=9)
     ax.set(xscale="log", xlabel="mean |Δ log p| (nats per token)")
     style.name_rows(ax, list(table["compared"]), fontsize=9)
-    ax.grid(axis="y", visible=False)
     return fig
 
 
@@ -77,5 +73,4 @@ def figure_sequences(table: pd.DataFrame) -> Figure:
     ax.set(xscale="log", xlabel="tokens of the sequence", ylabel="effective sample size (share)", ylim=(0, 1.05))
     ax.set_xticks(sorted(table["length"].unique()), sorted(table["length"].unique()))
     ax.minorticks_off()
-    fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 2)

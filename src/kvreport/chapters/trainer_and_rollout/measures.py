@@ -1,14 +1,14 @@
 """Measures of the chapter on trainer and rollout, then the sentences that they decide."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from kvreport.chapters.trainer_and_rollout import rows as named
-from kvreport.chapters.trainer_and_rollout.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import counted, distinct, mean, ratio_of_means
-from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import Bound, every
+from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.rules import NONE, Bound
 
 # What each comparison of the rollout's own texts gives.
 OUTSIDE = Measure(
@@ -35,15 +35,10 @@ HEAD_OVER_FP32 = replace(
 
 # The beginnings of the texts, in every way.
 WAY_OUTSIDE, WAY_ABS = (replace(one, rows="ways") for one in (OUTSIDE, MEAN_ABS))
-WAY_PROMPTS = Measure("prompts", rows="ways", estimate=distinct("sample"), form="{:,.0f}")
 
 # Of what another engine samples.
 ENGINE_OUTSIDE, ENGINE_ABS = (replace(one, rows="engine") for one in (OUTSIDE, MEAN_ABS))
-ENGINE_OVER_BF16 = replace(
-    ENGINE_ABS, name="mean |Δ log p|, over that of a bf16 trainer", form="{:.2f}",
-    over=("compared", named.ENGINE_BF16), estimate=ratio_of_means("mean_abs"),
-)
-ENGINE_PROMPTS = Measure("prompts", rows="engine", estimate=distinct("sample"), form="{:,.0f}")
+ENGINE_OVER_BF16 = replace(OVER_BF16, rows="engine", over=("compared", named.ENGINE_BF16))
 
 # What a policy learns; a repetition has its prompts and random numbers in common between arms.
 LEARNED = Measure(
@@ -64,37 +59,28 @@ TOKEN_TRUNCATED = replace(
 
 # Facts for the prose.
 MODEL = noted("rollout", "models", 0, "name")
-PROMPTS = Measure("prompts", rows="rollout", estimate=distinct("sample"), form="{:,.0f}")
+PROMPTS, WAY_PROMPTS, ENGINE_PROMPTS = (
+    Measure("prompts", rows=rows, estimate=distinct("sample"), form="{:,.0f}") for rows in ("rollout", "ways", "engine")
+)
 TOKENS = replace(PROMPTS, name="tokens sampled", estimate=counted(len))
 
 _AS_FAR = Bound(1, "arithmetic", "as far")
 _THREE_IN_A_HUNDRED = Bound(0.03, "ours", "three tokens in a hundred", "share")
 _HALF = Bound(0.5, "ours", "half as far", "ratio")
 _TENFOLD = Bound(10, "ours", "ten times as far", "ratio")
+_QUARTER = Bound(1.25, "ours", "a quarter", "ratio")
+
+_here = partial(always, speaks_of="this model")
 STATEMENTS = {
-    "bf16-is-off-policy": holds(
-        every(OUTSIDE.where(compared=named.BF16), "above", _THREE_IN_A_HUNDRED), "this model"
-    ),
-    "fp32-trainer-is-not-enough": holds(every(FP32_TRAINER, "above", _HALF), "this model"),
-    "fp32-head-helps": holds(every(FP32_HEAD, "below", _AS_FAR), "this model"),
-    "fp32-head-helps-more-than-an-fp32-trainer": holds(every(HEAD_OVER_FP32, "below", _AS_FAR), "this model"),
-    "softmax-adds-little": holds(
-        every(LOW_SOFTMAX, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
-    ),
-    "fp16-stays-close": holds(
-        every(WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", _THREE_IN_A_HUNDRED), "this model"
-    ),
-    "row-invariant-is-on-policy": holds(
-        every(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", Bound(0, "arithmetic", "none")), "this model"
-    ),
-    "vllm-is-off-policy-too": holds(
-        every(ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above", _THREE_IN_A_HUNDRED), "this model"
-    ),
-    "vllm-reads-its-own-text-bit-for-bit": holds(
-        every(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", Bound(0, "arithmetic", "none")), "this model"
-    ),
-    "arms-learn-alike": holds(
-        every(LEARNED_OVER, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"
-    ),
-    "a-fault-is-far-beyond": holds(every(FAULT, "above", _TENFOLD), "this model"),
+    "bf16-is-off-policy": _here(OUTSIDE.where(compared=named.BF16), "above", _THREE_IN_A_HUNDRED),
+    "fp32-trainer-is-not-enough": _here(FP32_TRAINER, "above", _HALF),
+    "fp32-head-helps": _here(FP32_HEAD, "below", _AS_FAR),
+    "fp32-head-helps-more-than-an-fp32-trainer": _here(HEAD_OVER_FP32, "below", _AS_FAR),
+    "softmax-adds-little": _here(LOW_SOFTMAX, "inside", _QUARTER),
+    "fp16-stays-close": _here(WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", _THREE_IN_A_HUNDRED),
+    "row-invariant-is-on-policy": _here(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", NONE),
+    "vllm-is-off-policy-too": _here(ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above", _THREE_IN_A_HUNDRED),
+    "vllm-reads-its-own-text-bit-for-bit": _here(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", NONE),
+    "arms-learn-alike": _here(LEARNED_OVER, "inside", _QUARTER),
+    "a-fault-is-far-beyond": _here(FAULT, "above", _TENFOLD),
 }

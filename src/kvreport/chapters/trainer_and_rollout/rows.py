@@ -24,10 +24,6 @@ FP8, INT8, INT4 = "rollout_fp8", "rollout_int8", "rollout_int4"
 # What another engine gave a token when it sampled it, and when it read the text as a prompt.
 ENGINE, ENGINE_READ = "engine", "engine_read"
 INVARIANT_ROLLOUT, INVARIANT_TRAINER = "rollout_invariant", "trainer_invariant"
-WAYS = (
-    SINGLE, CHUNKS, PADDED, ROLLOUT_FP32, TRAINER_FP32, ROLLOUT_FP16, TRAINER_FP16, TRAINER_FP64, FP8, INT8, INT4,
-    INVARIANT_ROLLOUT, INVARIANT_TRAINER,
-)
 # What follows a column's name where its last operations are in another precision.
 FP32_HEAD, LOW_SOFTMAX = "_fp32_head", "_low_softmax"
 
@@ -59,10 +55,6 @@ TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE = (
 BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT = "bf16 rollout, fp32 trainer", "fp16", "fp32", "bf16, row-invariant"
 IN_FP8, IN_INT8, IN_INT4 = "bf16, cache in fp8", "bf16, cache in int8", "bf16, cache in int4"
 ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer against fp64"
-DRAWN = (
-    TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE, BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT, IN_INT8,
-    IN_FP8, IN_INT4,
-)
 
 # Tokens after which ratios of sequences are read.
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -84,14 +76,14 @@ def _pairs(run: Run) -> pd.DataFrame:
 
 
 def _ways(run: Run) -> pd.DataFrame:
-    """Lay out the comparisons of all ways: a trainer's log-probability less a rollout's."""
+    """Lay out the comparisons of all ways, in the order of the figure: a trainer's log-probability less a rollout's."""
     rows = run.rows
     sides = {
         TOGETHER: (TRAINER, ROLLOUT), ALONE: (TRAINER, SINGLE), IN_CHUNKS: (TRAINER, CHUNKS),
         PADDED_TRAINER: (PADDED, ROLLOUT), NO_CACHE: (PADDED, TRAINER), BF16_FP32: (TRAINER_FP32, ROLLOUT),
-        BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), BOTH_FP32: (TRAINER_FP32, ROLLOUT_FP32), IN_FP8: (TRAINER, FP8),
-        IN_INT8: (TRAINER, INT8), IN_INT4: (TRAINER, INT4), BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT),
-        ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
+        BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), BOTH_FP32: (TRAINER_FP32, ROLLOUT_FP32),
+        BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT), IN_INT8: (TRAINER, INT8), IN_FP8: (TRAINER, FP8),
+        IN_INT4: (TRAINER, INT4), ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
     }
     return _long(rows, {name: rows[trainer] - rows[rollout] for name, (trainer, rollout) in sides.items()})
 

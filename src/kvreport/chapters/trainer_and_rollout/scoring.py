@@ -36,11 +36,9 @@ def logprobs(
 
 def one_pass(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> Columns:
     """Score each text alone in one pass, as a trainer does."""
-    parts = []
-    for one in ids.split(1):
-        hidden = model.base_model(one, use_cache=False).last_hidden_state[:, prompt - 1 : -1]
-        parts.append(logprobs(model, way, hidden, one[:, prompt:]))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    hidden = (model.base_model(one, use_cache=False).last_hidden_state[:, prompt - 1 : -1] for one in ids.split(1))
+    new = ids[:, prompt:].split(1)
+    return joined([logprobs(model, way, *text) for text in zip(hidden, new, strict=True)])
 
 
 def padded(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> Columns:
@@ -71,11 +69,12 @@ def cached(
         hidden = hidden if scored else hidden[:, -1:]
         scored.append(logprobs(model, way, hidden, ids[:, place : place + hidden.shape[1]]))
         place += hidden.shape[1]
-    return _along(scored)
+    return joined(scored, 1)
 
 
-def _along(parts: list[Columns]) -> Columns:
-    return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+def joined(parts: list[Columns], dim: int = 0) -> Columns:
+    """Put columns together: those of further texts, or along the tokens of the same ones."""
+    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 
 
 def write(
@@ -90,7 +89,7 @@ def write(
         fed = choose(logits[:, -1], step)[:, None]
         ids = torch.cat([ids, fed], 1)
         parts.append(logprobs(model, way, hidden, fed, logits) | processed(logits, fed))
-    return ids, _along(parts)
+    return ids, joined(parts, 1)
 
 
 def processed(logits: torch.Tensor, tokens: torch.Tensor) -> Columns:

@@ -1,10 +1,6 @@
 """Settings of the chapter on trainer and rollout."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from kvbook.settings import DTypeName, Settings
+from kvbook.settings import Count, DTypeName, Settings, Text, at_least
 
 
 class TrainerAndRolloutSettings(Settings):
@@ -28,10 +24,10 @@ class TrainerAndRolloutSettings(Settings):
         In which the rollout is computed, and the trainer that matches it.
     """
 
-    corpus: Annotated[str, Field(min_length=1)] = "stdlib"
-    n_samples: Annotated[int, Field(ge=1)] = 8
-    prompt_tokens: Annotated[int, Field(ge=2)] = 48
-    new_tokens: Annotated[int, Field(ge=2)] = 64
-    n_runs: Annotated[int, Field(ge=1)] = 1
-    n_updates: Annotated[int, Field(ge=1)] = 2
+    corpus: Text = "stdlib"
+    n_samples: Count = 8
+    prompt_tokens: at_least(2) = 48
+    new_tokens: at_least(2) = 64
+    n_runs: Count = 1
+    n_updates: Count = 2
     dtype: DTypeName = "bfloat16"

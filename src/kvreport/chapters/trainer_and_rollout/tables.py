@@ -16,8 +16,8 @@ from kvreport.publishing.measures import joined
 
 def by_way(found: Found) -> pd.DataFrame:
     """Work out both measures of every way that is drawn, in the order of the figure."""
-    table = joined({"mean_abs": measures.WAY_ABS, "outside": measures.WAY_OUTSIDE}, found).set_index("compared")
-    return table.loc[[name for name in named.DRAWN if name in table.index]].reset_index()
+    table = joined({"mean_abs": measures.WAY_ABS, "outside": measures.WAY_OUTSIDE}, found)
+    return table[~table["compared"].isin((named.ROLLOUT_ERROR, named.TRAINER_ERROR))].reset_index(drop=True)
 
 
 def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
@@ -61,16 +61,18 @@ def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _pooled(everywhere: Mapping[str, Found], frame: str) -> pd.DataFrame:
+    return pd.concat([rows for one in everywhere.values() if (rows := one[frame]) is not None], ignore_index=True)
+
+
 def sequences(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Pool the sequences of all populations, and give effective sample sizes by length, seen and expected.
 
     If tokens' log-ratios were independent with one variance v, those of L tokens would be about normal with variance
     L v, and the effective sample size exp(-L v).
     """
-    parts = [frame.assign(texts=name) for name, one in everywhere.items() if (frame := one["sequences"]) is not None]
-    pooled = pd.concat(parts, ignore_index=True)
     rows = []
-    for (compared, length), part in pooled.groupby(["compared", "length"], sort=False):
+    for (compared, length), part in _pooled(everywhere, "sequences").groupby(["compared", "length"], sort=False):
         sums = part["sum"].to_numpy()
         rows.append({
             "compared": compared, "length": length, "sequences": len(part), "mean_length": part["size"].mean(),
@@ -81,15 +83,14 @@ def sequences(everywhere: Mapping[str, Found]) -> pd.DataFrame:
             "lowest": np.exp(sums.min()), "highest": np.exp(sums.max()),
         })
     table = pd.DataFrame(rows)
-    pairs = pd.concat([one["pairs"] for one in everywhere.values() if one["pairs"] is not None])
-    variances = pairs.groupby("compared")["log_ratio"].var()
+    variances = _pooled(everywhere, "pairs").groupby("compared")["log_ratio"].var()
     return table.assign(expected=np.exp(-table["mean_length"] * table["compared"].map(variances)))
 
 
 def remedies(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Lay out what truncation and masks touch, of tokens and of whole sequences; all cells text."""
     whole = sequences(everywhere).query("length == length.max()").set_index("compared")
-    pairs = pd.concat([one["pairs"] for one in everywhere.values() if one["pairs"] is not None])
+    pairs = _pooled(everywhere, "pairs")
     above = (pairs["log_ratio"] > np.log(named.CAP)).groupby(pairs["compared"]).mean()
     table = whole.assign(tokens=above.reindex(whole.index)).reset_index()
     shares = {

@@ -3,6 +3,7 @@
 Rows, one a token: see ``data/README.md``.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from transformers import PreTrainedModel, QuantizedCache
 
 from kvbook.exact import row_invariant
-from kvbook.measuring import rounded_caches
-from kvbook.runs import records
+from kvbook.measuring import choosing, rounded_caches
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
@@ -22,12 +23,7 @@ Score = Callable[[PreTrainedModel, str, torch.Tensor, int], scoring.Columns]
 
 
 def _single(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
-    parts = [scoring.cached(model, way, one, prompt) for one in ids.split(1)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _chunks(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
-    return scoring.cached(model, way, ids, prompt, named.CHUNK)
+    return scoring.joined([scoring.cached(model, way, one, prompt) for one in ids.split(1)])
 
 
 def _rounded(bits: int) -> Score:
@@ -38,25 +34,18 @@ def _rounded(bits: int) -> Score:
 
 
 def _fp8(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
-    return scoring.cached(model, way, ids, prompt, 1, QuantizedCache("fp8", config=model.config))
-
-
-def _invariant(score: Score) -> Score:
-    def inside(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) -> scoring.Columns:
-        with row_invariant():
-            return score(model, way, ids, prompt)
-
-    return inside
+    return scoring.cached(model, way, ids, prompt, cache=QuantizedCache("fp8", config=model.config))
 
 
 # Each with its dtype; None is the rollout's own.
 SCORES: dict[str, tuple[str | None, Score]] = {
-    named.SINGLE: (None, _single), named.CHUNKS: (None, _chunks), named.PADDED: (None, scoring.padded),
+    named.SINGLE: (None, _single), named.CHUNKS: (None, functools.partial(scoring.cached, at_once=named.CHUNK)),
+    named.PADDED: (None, scoring.padded),
     named.ROLLOUT_FP32: ("float32", scoring.cached), named.TRAINER_FP32: ("float32", scoring.one_pass),
     named.ROLLOUT_FP16: ("float16", scoring.cached), named.TRAINER_FP16: ("float16", scoring.one_pass),
     named.TRAINER_FP64: ("float64", scoring.one_pass), named.FP8: (None, _fp8), named.INT8: (None, _rounded(8)),
-    named.INT4: (None, _rounded(4)), named.INVARIANT_ROLLOUT: (None, _invariant(scoring.cached)),
-    named.INVARIANT_TRAINER: (None, _invariant(scoring.one_pass)),
+    named.INT4: (None, _rounded(4)), named.INVARIANT_ROLLOUT: (None, row_invariant()(scoring.cached)),
+    named.INVARIANT_TRAINER: (None, row_invariant()(scoring.one_pass)),
 }
 
 
@@ -73,12 +62,11 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
         ])
         columns: scoring.Columns = {}
         for way, (dtype, score) in SCORES.items():
-            loaded = rollouts.load(settings, dtype or settings.dtype)
+            loaded = samples.load(settings, settings.model, dtype or settings.dtype)
             with torch.inference_mode():
                 given = ids.to(loaded.model.device)
                 columns |= {way: score(loaded.model, way, given, settings.prompt_tokens)[way]}
-        new, ends = ids[:, settings.prompt_tokens :], rollouts.ends_of(loaded)
-        scored = rollouts.rows_of(group, new, columns, ends)
+        scored = rollouts.rows_of(group, ids[:, settings.prompt_tokens :], columns, choosing.ends_of(loaded.model))
         sides = pd.concat(texts)[[named.ROLLOUT, named.TRAINER]].to_dict("records")
         writer.append(unit, [row | both for row, both in zip(scored, sides, strict=True)])
 

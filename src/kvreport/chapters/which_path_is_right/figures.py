@@ -23,14 +23,10 @@ _TICKS = (
     (2, (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6)), (8, (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)),
     (float("inf"), (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)),
 )
-_PATHS = {CACHED: (style.BLUE, "o", True), EAGER: (style.VERMILION, "s", False)}
-
-
-def _whose(dtypes: pd.Series) -> list[Line2D]:
-    """Say which dtype is which colour, and that the uncached path is hollow and dashed."""
-    cached = style.key("cached", marker="o", linestyle="-")
-    uncached = style.key("no cache", marker="o", linestyle="--", markerfacecolor="white")
-    return [*style.dtype_keys(dtypes), cached, uncached]
+_PATHS = {
+    CACHED: {"color": style.BLUE, "marker": "o"},
+    EAGER: {"color": style.VERMILION, "marker": "s", "markerfacecolor": "white"},
+}
 
 
 def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 1.0) -> None:
@@ -56,8 +52,7 @@ def figure_layers(layers: pd.DataFrame) -> Figure:
             style.note(ax, label, at, (0, shift), ha="right", color=plt.rcParams["text.color"])
     ax.set(yscale="log", xlabel="hidden state after layer (last: logits)", ylabel="relative error")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    fig.legend(handles=_whose(cached["dtype"]), loc="outside upper center", ncols=5, fontsize=9)
-    return fig
+    return style.with_legend(fig, style.solid_and_dashed(cached["dtype"], "cached", "no cache"), 5)
 
 
 def _labels(table: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -70,22 +65,16 @@ def _labels(table: pd.DataFrame) -> dict[tuple[str, str], str]:
 def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> None:
     labels = _labels(table)
     for row in table[table["path"].isin(_PATHS) & table[column].notna()].itertuples():
-        style.plot_estimate(ax, getattr(row, column), _place(labels, row), zorder=3, **_look(row.path))
+        style.plot_estimate(ax, getattr(row, column), _place(labels, row), zorder=3, **_PATHS[row.path])
     style.name_rows(ax, list(labels.values()))
 
 
-def _look(path: str) -> dict[str, str]:
-    colour, marker, filled = _PATHS[path]
-    return {"color": colour, "marker": marker, "markerfacecolor": colour if filled else "white"}
-
-
 def _place(labels: dict[tuple[str, str], str], row) -> float:
-    return list(labels).index((row.model, row.dtype)) + (-0.17 if _PATHS[row.path][2] else 0.17)
+    return list(labels).index((row.model, row.dtype)) + (-0.17 if row.path == CACHED else 0.17)
 
 
 def _path_handles() -> list[Line2D]:
-    looks = {path: _look(path) for path in _PATHS}
-    return [style.key(path, look.pop("color"), **look) for path, look in looks.items()]
+    return [Line2D([], [], linestyle="", label=path, **look) for path, look in _PATHS.items()]
 
 
 def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
@@ -95,14 +84,14 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
     _plot_paths(series, "ratio", ax)
     texts = texts[texts["path"].isin(_PATHS) & (texts["error"] > 0) & (texts["error_full"] > 0)]
     for row in texts.itertuples():
-        ax.plot(row.ratio, _place(labels, row), "|", markeredgecolor=_PATHS[row.path][0], alpha=0.3, markersize=9)
+        ax.plot(row.ratio, _place(labels, row), "|", markeredgecolor=_PATHS[row.path]["color"], alpha=0.3, markersize=9)
     handles, faint = _path_handles(), {"alpha": 0.3, "linewidth": 9, "linestyle": "-"}
     if book is not None:
         own = series[["model", "dtype", "path"]]
         for row in own.merge(book[["dtype", "path", "ratio"]], on=["dtype", "path"]).itertuples():
             if row.path in _PATHS and pd.notna(row.ratio):
                 at = [row.ratio.low, row.ratio.high], [_place(labels, row)] * 2
-                ax.plot(*at, color=_PATHS[row.path][0], solid_capstyle="butt", **faint)
+                ax.plot(*at, color=_PATHS[row.path]["color"], solid_capstyle="butt", **faint)
         handles.append(style.key("the book", **faint))
     ax.axvline(1, **style.REFERENCE)
     ax.set(xscale="log", xlabel="error / error without a cache\n(left of 1: closer to fp64)")
@@ -110,8 +99,7 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
     low, high = ax.get_xlim()
     ticks = next(ticks for most, ticks in _TICKS if high / low < most)
     ax.set_xticks(shown := [tick for tick in ticks if low <= tick <= high], [f"{tick:g}" for tick in shown])
-    fig.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 3)
 
 
 def figure_shared(layers: pd.DataFrame) -> Figure:
@@ -133,8 +121,7 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
     handles = style.dtype_keys(cached["dtype"])
     if len(markers) > 1:
         handles += [style.key(model.rpartition("/")[2], marker=marker) for model, marker in markers.items()]
-    fig.legend(handles=handles, loc="outside upper center", ncols=6, fontsize=9, columnspacing=1.2)
-    return fig
+    return style.with_legend(fig, handles, 6, columnspacing=1.2)
 
 
 def figure_positions(positions: pd.DataFrame) -> Figure:
@@ -145,8 +132,7 @@ def figure_positions(positions: pd.DataFrame) -> Figure:
     for dtype, rows in cached.groupby("dtype", sort=False):
         _pair(ax, rows["position"], rows, dtype, UNIT_ROUNDOFF[dtype])
     ax.set(xlabel="position in the text (groups)", ylabel="relative error / unit roundoff", ylim=(0, None))
-    fig.legend(handles=_whose(cached["dtype"]), loc="outside upper center", ncols=5, fontsize=9)
-    return fig
+    return style.with_legend(fig, style.solid_and_dashed(cached["dtype"], "cached", "no cache"), 5)
 
 
 def figure_shift(shift: pd.DataFrame) -> Figure:
@@ -164,5 +150,4 @@ def figure_shift(shift: pd.DataFrame) -> Figure:
         reach = max(1.6 * band, *map(abs, ax.get_xlim()))
         ax.set_xlim(-reach, reach)
         ax.xaxis.set_major_locator(MaxNLocator(3))
-    fig.legend(handles=_path_handles(), loc="outside upper center", ncols=2, fontsize=9)
-    return fig
+    return style.with_legend(fig, _path_handles(), 2)

@@ -7,7 +7,7 @@ import pandas as pd
 from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.which_path_is_right import rows
-from kvreport.chapters.which_path_is_right.rows import CACHED, EAGER, EXPERIMENTS, ROWS, SERIES, UNCACHED  # noqa: F401
+from kvreport.chapters.which_path_is_right.rows import CACHED, EAGER, SERIES, UNCACHED
 from kvreport.publishing.estimators import (
     counted,
     distinct,
@@ -17,7 +17,7 @@ from kvreport.publishing.estimators import (
     part,
     share,
 )
-from kvreport.publishing.measures import Measure, claim, holds, noted
+from kvreport.publishing.measures import Measure, always, claim, noted
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -128,33 +128,33 @@ _QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
 _LEAST = rows.LEAST_EXPLAINED
 
 STATEMENTS = {
-    "cached-no-worse": holds(every(RATIO, "below", _QUARTER), "this model", headline=True),
-    "as-close-in-16-bits": holds(every(RATIO.where(dtype=_SIXTEEN), "inside", _QUARTER), "this model", headline=True),
-    "closer-in-fp32-here": holds(
-        every(RATIO.where(dtype="float32"), "below", Bound(0.8, "ours", "a fifth smaller", "ratio")), "this processor",
-        headline=True,
+    "cached-no-worse": always(RATIO, "below", _QUARTER, "this model", headline=True),
+    "as-close-in-16-bits": always(RATIO.where(dtype=_SIXTEEN), "inside", _QUARTER, "this model", headline=True),
+    "closer-in-fp32-here": always(
+        RATIO.where(dtype="float32"), "below",
+        Bound(0.8, "ours", "a fifth smaller", "ratio"), "this processor", headline=True,
     ),
-    "eager-as-much": holds(every(RATIOS.where(path=EAGER), "inside", _QUARTER), "this model", headline=True),
-    "either-may-be-closer": holds(
-        every(CLOSER.where(dtype=_SIXTEEN), "above", Bound(0.25, "ours", "one text in four", "share")), "this model"
+    "eager-as-much": always(RATIOS.where(path=EAGER), "inside", _QUARTER, "this model", headline=True),
+    "either-may-be-closer": always(
+        CLOSER.where(dtype=_SIXTEEN), "above", Bound(0.25, "ours", "one text in four", "share"), "this model"
     ),
-    "dtype-decides": holds(every(COARSER, "above", Bound(1000, "ours", "three orders of magnitude")), headline=True),
-    "control-is-seen": holds(every(CONTROL, "above", Bound(5, "ours", "five times", "ratio"))),
-    "no-growth-along-the-text": holds(every(CHANGE, "below", _QUARTER)),
-    "errors-share-a-part": holds(every(CORRELATION, "above", Bound(0, "arithmetic", "nothing in common"))),
-    "drift-is-less-than-of-independent-errors": holds(
-        every(APART, "below", Bound(rows.INDEPENDENT, "arithmetic", "independent errors of one size"))
+    "dtype-decides": always(COARSER, "above", Bound(1000, "ours", "three orders of magnitude"), headline=True),
+    "control-is-seen": always(CONTROL, "above", Bound(5, "ours", "five times", "ratio")),
+    "no-growth-along-the-text": always(CHANGE, "below", _QUARTER),
+    "errors-share-a-part": always(CORRELATION, "above", Bound(0, "arithmetic", "nothing in common")),
+    "drift-is-less-than-of-independent-errors": always(
+        APART, "below", Bound(rows.INDEPENDENT, "arithmetic", "independent errors of one size")
     ),
-    "loss-unchanged": holds(every(DIFFERENCE, "inside", Bound(0.01, "ours", "a hundredth of a nat")), headline=True),
-    "divergence-in-fp32": holds(
-        every(KL_RATIO.where(dtype="float32"), "below", Bound(1, "arithmetic", "no change")), "this processor"
+    "loss-unchanged": always(DIFFERENCE, "inside", Bound(0.01, "ours", "a hundredth of a nat"), headline=True),
+    "divergence-in-fp32": always(
+        KL_RATIO.where(dtype="float32"), "below", Bound(1, "arithmetic", "no change"), "this processor"
     ),
-    "no-worse-prediction": holds(
-        every(LIKELIHOOD, "inside", Bound(_LEAST**0.5, "ours", "less than a tenth of the mean square"))
+    "no-worse-prediction": always(
+        LIKELIHOOD, "inside", Bound(_LEAST**0.5, "ours", "less than a tenth of the mean square")
     ),
-    "nothing-in-common": holds(every(COMMON, "below", Bound(_LEAST, "ours", "a tenth"))),
-    "reference-is-finer": holds(every(FINENESS, "below", Bound(1e-6, "ours", "a millionth"))),
-    "loading-in-fp64-is-not": holds(every(AS_LOADED, "above", Bound(0.1, "ours", "a tenth")), "this model"),
+    "nothing-in-common": always(COMMON, "below", Bound(_LEAST, "ours", "a tenth")),
+    "reference-is-finer": always(FINENESS, "below", Bound(1e-6, "ours", "a millionth")),
+    "loading-in-fp64-is-not": always(AS_LOADED, "above", Bound(0.1, "ours", "a tenth"), "this model"),
 }
 
 _TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")

@@ -12,7 +12,7 @@ samples.
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import fp64_reference
 from kvbook.measuring.in_fp64 import widened
-from kvbook.models import corpus, loading, placement
+from kvbook.models import corpus, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
@@ -80,16 +80,6 @@ def off_by_one(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> Score
     early = torch.tensor([[ids.shape[1] - 2]], device=ids.device)
     output = model(ids[:, -1:], past_key_values=cache, use_cache=True, position_ids=early, output_hidden_states=True)
     return _scored([output], 1)
-
-
-@contextmanager
-def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    before = model.config._attn_implementation
-    model.set_attn_implementation(implementation)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def outcome(logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -155,7 +145,9 @@ def compare(
         true = reference.of(text, lambda copied: at_once(copied, ids, n_rows))
     full = at_once(model, ids, n_rows)
     cached, cache = token_by_token(model, ids, n_rows)
-    with _attention(model, "eager"):
+    with ExitStack() as stack:
+        stack.callback(model.set_attn_implementation, model.config._attn_implementation)
+        model.set_attn_implementation("eager")
         eager = at_once(model, ids, n_rows)
     for path, scored in ((CACHED, cached), (EAGER, eager)):
         yield from ({"path": path} | row for row in rows_of(true, full, scored, labels, first))
@@ -187,23 +179,18 @@ def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: record
         for dtype in settings.dtypes:
             loaded = samples.load(settings, name, dtype)
             reference.take(loaded.model)
-            _measure(settings, f"{name}|{dtype}", loaded, reference, writer)
-
-
-def _measure(
-    settings: WhichPathSettings, case: str, loaded: loading.Loaded, reference: fp64_reference.Reference,
-    writer: records.Writer,
-) -> None:
-    label = f"which path is right, {loaded.name}, {loaded.dtype}"
-    for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens + 1, label):
-        n_tokens = len(text.sample.ids) - 1
-        about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
-        # A folder's text may be shorter than asked for.
-        n_rows = min(settings.n_decoded, n_tokens // 2)
-        check = loaded.dtype == settings.dtypes[0] and text.sample.index < _CHECKED
-        with torch.inference_mode():
-            rows = compare(loaded.model, reference, text.ids, n_rows, check)
-            writer.append(text.unit, [about | row for row in rows])
+            label = f"which path is right, {loaded.name}, {dtype}"
+            for text in samples.pending(
+                settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens + 1, label
+            ):
+                n_tokens = len(text.sample.ids) - 1
+                about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
+                # A folder's text may be shorter than asked for.
+                n_rows = min(settings.n_decoded, n_tokens // 2)
+                check = dtype == settings.dtypes[0] and text.sample.index < _CHECKED
+                with torch.inference_mode():
+                    rows = compare(loaded.model, reference, text.ids, n_rows, check)
+                    writer.append(text.unit, [about | row for row in rows])
 
 
 def work(settings: WhichPathSettings) -> Work:

@@ -1,10 +1,6 @@
 """Settings of the chapter on which path is right."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
-
-from kvbook.settings import TextSettings, several
+from kvbook.settings import Count, Names, TextSettings, at_least
 
 
 class WhichPathSettings(TextSettings):
@@ -20,9 +16,9 @@ class WhichPathSettings(TextSettings):
         Length of each; the first half is the prompt, the second is decoded from a cache.
     """
 
-    families: Annotated[tuple[str, ...], BeforeValidator(several)] = ("gpt2", "qwen2")
-    n_samples: Annotated[int, Field(ge=1)] = 10
-    n_tokens: Annotated[int, Field(ge=8)] = 72
+    families: Names = ("gpt2", "qwen2")
+    n_samples: Count = 10
+    n_tokens: at_least(8) = 72
 
     @property
     def n_decoded(self) -> int:
