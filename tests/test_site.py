@@ -26,7 +26,7 @@ from kvbook.paths import ROOT
 from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
-from kvreport.site import MOVED, executed, inserts, ledger, pictures, repository
+from kvreport.site import MOVED, executed, finishing, inserts, ledger, repository
 from kvreport.site.build import build_html
 from kvreport.site.context import Context
 from kvreport.site.overlay import Files, overlay
@@ -92,7 +92,7 @@ def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(root, tmp_p
     (tmp_path / "a.svg").write_text("<svg/>")
     html = '<p><img alt="x" src="_images/a.svg"></p>'
     for known in ({"a.svg": tmp_path / "a.svg"}, {}):
-        assert pictures.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
+        assert finishing.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
 
 
 def test_every_download_is_the_runs_own_file(root):
