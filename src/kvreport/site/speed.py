@@ -41,7 +41,7 @@ def targets() -> str:
 
 def growth() -> str:
     """Write how time and memory grow with size, and what larger work would take, on the processor measured last."""
-    runs = growing.latest()
+    runs = results.latest(growing.EXPERIMENT)
     if not runs:
         return "Growth has not been measured on this copy of the book: `make bench BENCH=--growth` does it."
     run = max(runs.values(), key=lambda run: run.about["finished"])
