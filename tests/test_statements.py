@@ -384,7 +384,7 @@ def chapter(monkeypatch, tmp_path):
 
 def said(text=TEXT) -> str:
     notebook = {"cells": [{"cell_type": "markdown", "id": "a", "metadata": {}, "source": text}]}
-    return sentences.say(notebook, {"cells": []}, planning.plan()[0]).notebook["cells"][0]["source"]
+    return sentences.say(notebook, {"cells": []}, planning.plan()[0])[0]["cells"][0]["source"]
 
 
 def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
