@@ -5,16 +5,15 @@ To add one, add an entry; what cannot be started by a command of its own has a s
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 SCRIPTS = Path(__file__).parent
 # The dtypes of weights, arithmetic and cache in which an engine is asked to compute.
 FP32, BF16, FP16 = "float32", "bfloat16", "float16"
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """An engine.
 
     Attributes
@@ -52,11 +51,11 @@ class Engine:
     command: Callable[..., list[str]]
     lacks: str
     unwanted: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = {}
     dtypes: tuple[str, ...] = (FP32,)
     cold: tuple[str, ...] = ()
-    modes: Mapping[str, str] = field(default_factory=dict)
-    gguf: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, str] = {}
+    gguf: Mapping[str, str] = {}
     beside: bool = False
     scored: bool = True
 
