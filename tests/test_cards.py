@@ -10,8 +10,8 @@ SMALL, LARGE = (registry.families()[name].architectures[0] for name in ("smollm2
 
 def told(of_t4: dict, tmp_path, monkeypatch) -> dict[str, str]:
     (tmp_path / "cards.yaml").write_text(yaml.safe_dump({"T4": of_t4 | {"source": "made up"}}))
-    monkeypatch.setattr(running, "DATA", tmp_path)
-    lines = [line.replace('"', "").split(",") for line in inserts.PARTS["cards"](None).splitlines() if "`" in line]
+    monkeypatch.setattr(running.places, "DATA", tmp_path)
+    lines = [line.replace('"', "").split(",") for line in inserts.PARTS["cards"]().splitlines() if "`" in line]
     return {line[0].strip("`"): line[1] for line in lines if len(line) == 2}
 
 

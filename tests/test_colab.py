@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -72,10 +71,11 @@ def test_a_card_without_bf16_is_not_asked_for_it(monkeypatch, capability, dtypes
     assert (cell["device"], cell["dtypes"], cell["dtype"]) == ("cuda", dtypes, dtype)
 
 
-def test_the_page_gives_both_cells_with_the_address_that_the_citation_file_names(tmp_path):
+def test_the_page_gives_both_cells_with_the_address_that_the_citation_file_names(tmp_path, monkeypatch):
     about = (paths.ROOT / "CITATION.cff").read_text()
     (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://github.com/somebody/book.git\n")
-    text = running.colab(SimpleNamespace(root=tmp_path))
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    text = running.colab()
     assert "!git clone -q https://github.com/somebody/book kv-cache-book" in text
     assert running.ON_THE_GPU in text
     assert "rocket" in text

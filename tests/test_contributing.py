@@ -152,7 +152,7 @@ def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault
     assert re.search("^path +reordered cache +(rounding|exact): ", said, re.MULTILINE)
     kvbook("atlas", "llama", "--rows", str(checkout / "_build/atlas.jsonl"))
     assert '"reordered cache, drift"' in (checkout / "_build/atlas.jsonl").read_text("utf-8")
-    page = run(sys.executable, "-c", "from kvreport.site import running; print(running.paths(None))")
+    page = run(sys.executable, "-c", "from kvreport.site import running; print(running.paths())")
     assert "reordered cache" in page
     control = ("tests/test_execution_paths.py", "-k", "reordered")
     assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *control)

@@ -11,7 +11,7 @@ import pytest
 from kvbook.errors import UserError
 from kvbook.models import loading
 from kvreport.engines import environments, gguf_file, serving
-from kvreport.engines.listed import ENGINES, Start
+from kvreport.engines.listed import ENGINES
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,10 @@ def folder(monkeypatch, tmp_path):
 def test_an_engine_listens_on_this_machine_alone_and_in_each_of_its_modes(name, tmp_path):
     engine = ENGINES[name]
     assert engine.lacks
-    plain = serving.command_of(name, Start(tmp_path, 8123, engine.dtypes[0]))
+    asked = {"model": tmp_path, "port": 8123, "dtype": engine.dtypes[0]}
+    plain = serving.command_of(name, **asked, mode="")
     for mode in engine.modes:
-        assert serving.command_of(name, Start(tmp_path, 8123, engine.dtypes[0], mode)) != plain
+        assert serving.command_of(name, **asked, mode=mode) != plain
     assert "8123" in " ".join(plain)
     said = " ".join(plain) + "".join(Path(part).read_text("utf-8") for part in plain if part.endswith(".py"))
     assert "127.0.0.1" in said
@@ -79,7 +80,7 @@ def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
 def test_a_server_that_stops_is_told_with_its_first_error_or_its_last_line(printed, said, monkeypatch, folder):
     monkeypatch.setattr(environments, "is_here", lambda name: True)
     monkeypatch.setattr(serving, "weights_for", lambda name, dtype: folder)
-    monkeypatch.setattr(serving, "command_of", lambda name, start: ["/bin/sh", "-c", f"printf '{printed}'; exit 3"])
+    monkeypatch.setattr(serving, "command_of", lambda name, **_: ["/bin/sh", "-c", f"printf '{printed}'; exit 3"])
     with pytest.raises(UserError, match=f"vLLM stopped with status 3: {said}"), serving.serving("vllm"):
         pass
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvbook import paths
-from kvreport.benchmarks import growing, growth
+from kvreport.benchmarks import growing, growth, results
 from kvreport.site import speed
 
 SIZES = (10, 100, 1000)
@@ -74,7 +74,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_piece(monkeypatch, tm
 
 
 def test_nothing_grows_faster_than_in_proportion_to_its_rows():
-    last = max(growing.latest().values(), key=lambda run: run.about["finished"])
+    last = max(results.latest(growing.EXPERIMENT).values(), key=lambda run: run.about["finished"])
     of_rows = growing.medians(last.rows)
     of_rows = of_rows[of_rows["counts"].isin(["texts", "tokens", "rows", "architectures", "layers"])]
     for what, sizes in of_rows.groupby(["what", "counts"]):
@@ -83,5 +83,5 @@ def test_nothing_grows_faster_than_in_proportion_to_its_rows():
 
 
 def test_a_page_says_where_growth_was_not_measured(monkeypatch):
-    monkeypatch.setattr(growing, "latest", dict)
+    monkeypatch.setattr(results, "latest", lambda _: {})
     assert "has not been measured" in speed.growth()

@@ -37,7 +37,7 @@ def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_st
     copy, monkeypatch, tmp_path
 ):
     before = copy.read_bytes()
-    table, other = (published.table_of(output) for output in published.outputs(published.read(copy)))
+    table, other = (item for item, _ in published.items(published.read(copy)))
     assert table["csv"] == TODAY
     assert table["files"] == {"csv": hashlib.sha256(TODAY.encode()).hexdigest()}
     assert other["csv"] == "a\n1\n"
@@ -53,7 +53,7 @@ def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_st
 
 def test_a_table_of_ones_own_rows_is_judged_by_these(copy):
     copy.write_text(copy.read_text().replace('"published": true', '"published": false'))
-    table, _ = (published.table_of(output) for output in published.outputs(published.read(copy)))
+    (table, _), _ = published.items(published.read(copy))
     assert "reproduced" in table["csv"]
 
 

@@ -18,7 +18,6 @@ from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, claim, holds
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
 from kvreport.site import environment, inserts, ledger
-from kvreport.site.context import Context
 
 XEON, EPYC = "Intel(R) Xeon(R) Processor", "AMD EPYC"
 AMX = {"vendor": "GenuineIntel", "family": 6, "model": 167, "stepping": 1, "instructions": ["avx512_bf16", "amx_bf16"]}
@@ -159,9 +158,9 @@ def test_a_table_tells_what_runs_recorded_of_their_processor_from_what_notes_say
         (tmp_path / name / "run.json").write_text(json.dumps({"machine": about}))
     monkeypatch.setattr(evidence, "manifest", lambda: {"a_chapter": {"published": ["old", "new"]}})
     kind = '"AMD EPYC (Zen 4, avx512_bf16)"'
-    assert f"AMD EPYC,{kind},1 of 2,{kind}" in environment.recorded_processors(None)
+    assert f"AMD EPYC,{kind},1 of 2,{kind}" in environment.recorded_processors()
     monkeypatch.setattr(evidence, "manifest", lambda: {"a_chapter": {"published": ["old"]}})
-    assert f"AMD EPYC,,0 of 1,{kind}" in environment.recorded_processors(None)
+    assert f"AMD EPYC,,0 of 1,{kind}" in environment.recorded_processors()
 
 
 # Headlines
@@ -175,7 +174,7 @@ def test_an_answer_names_the_models_texts_and_processors_behind_its_numbers_alon
     monkeypatch.setattr(evaluated, "published", lambda name: book)
     one, two, there = (f"{{measured}}`x:{key}`" for key in ("speed", "size", "speed@AMD"))
     page = f"{two}\n\n1. **Fast?** {one} and {there}.\n   <!-- made on -->\n2. **Large?** {two}.\n   <!-- made on -->\n"
-    assert inserts.fill(page, Context([], Path(), Path())) == (
+    assert inserts.fill(page, [], Path()) == (
         "4\n\n1. **Fast?** 3 and 2.\n"
         "   [SmolLM2-135M-Instruct and 2 other models on Python source, Maker One (kind)]{.kvbook-made-on}\n"
         "2. **Large?** 4.\n   [Maker Two]{.kvbook-made-on}\n"

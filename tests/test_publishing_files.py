@@ -2,10 +2,10 @@
 
 import re
 import tomllib
-from types import SimpleNamespace
 
 import yaml
 
+from kvbook import paths
 from kvbook.__main__ import app
 from kvbook.paths import ROOT
 from kvreport.site import running
@@ -54,11 +54,11 @@ def test_classifiers_name_the_pythons_that_the_versions_workflow_tries():
     assert {"gguf", "plot", "quantization"} <= set(project["optional-dependencies"])
 
 
-def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path):
+def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path, monkeypatch):
     about = (ROOT / "CITATION.cff").read_text("utf-8")
     (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://example.org/somebody/book.git\n")
-    text = running.install(SimpleNamespace(root=tmp_path))
-    line = running.install_line(SimpleNamespace(root=tmp_path))
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    text, line = running.install(), running.install_line()
     assert line == "```text\npip install 'kvbook @ git+https://example.org/somebody/book'\n```"
     assert line.splitlines()[1] in text
     assert "uvx --from 'kvbook @ git+https://example.org/somebody/book' kvbook" in text
@@ -67,9 +67,9 @@ def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path):
 def test_a_book_without_an_address_is_installed_from_its_checkout(tmp_path, monkeypatch):
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     (tmp_path / "CITATION.cff").write_text((ROOT / "CITATION.cff").read_text("utf-8"))
-    context = SimpleNamespace(root=tmp_path)
-    assert running.install_line(context).splitlines()[1].startswith("pip install .")
-    assert running.install(context).splitlines()[1:-1] == ["pip install .", "uvx --from . kvbook check MODEL"]
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert running.install_line().splitlines()[1].startswith("pip install .")
+    assert running.install().splitlines()[1:-1] == ["pip install .", "uvx --from . kvbook check MODEL"]
 
 
 BLOCKS = re.compile(r"^```(?:python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -90,7 +90,7 @@ def test_the_books_own_numbers_stand_with_those_of_the_device(small, monkeypatch
 
 def test_the_page_lists_what_no_recorded_run_on_cuda_has_tried(monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path)
-    assert {"`layer_drift`", "`selftest`"} <= set(running.never_on_cuda(None).split(", "))
+    assert {"`layer_drift`", "`selftest`"} <= set(running.never_on_cuda().split(", "))
     # Control: with a run on CUDA it is left out, with one on a processor it stays.
     for experiment, device in (("layer_drift", "cuda:0"), ("selftest", "cpu")):
         folder = tmp_path / experiment / "a"
@@ -98,6 +98,6 @@ def test_the_page_lists_what_no_recorded_run_on_cuda_has_tried(monkeypatch, tmp_
         (folder / "rows.csv").write_text("value\n1\n")
         about = {"machine": {"device": device}, "rows_sha256": fingerprint.of_file(folder / "rows.csv")}
         (folder / "run.json").write_text(json.dumps(about))
-    left = set(running.never_on_cuda(None).split(", "))
+    left = set(running.never_on_cuda().split(", "))
     assert "`layer_drift`" not in left
     assert "`selftest`" in left

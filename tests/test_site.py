@@ -23,13 +23,13 @@ from PIL import Image
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.paths import ROOT
-from kvreport.publishing import captions, chapter_name
+from kvreport.publishing import captions, chapter_name, keep
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
-from kvreport.site import MOVED, executed, inserts, ledger, pictures, repository
+from kvreport.running import planning
+from kvreport.site import MOVED, citations, executed, finishing, inserts, ledger, repository
 from kvreport.site.build import build_html
-from kvreport.site.context import Context
-from kvreport.site.overlay import Files, overlay
+from kvreport.site.overlay import overlay
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(root, tmp_p
     (tmp_path / "a.svg").write_text("<svg/>")
     html = '<p><img alt="x" src="_images/a.svg"></p>'
     for known in ({"a.svg": tmp_path / "a.svg"}, {}):
-        assert pictures.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
+        assert finishing.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
 
 
 def test_every_download_is_the_runs_own_file(root):
@@ -174,12 +174,12 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(b
 def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text("words")
     env = SimpleNamespace(found_docs={"page"}, doc2path=lambda docname: tmp_path / f"{docname}.md")
-    app = SimpleNamespace(srcdir=ROOT, env=env, kvbook_chapters={})
+    app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters={})
 
     def read_again():
         return executed._read_again_what_was_run_again(app, env, set(), set(), set())
 
-    assert [read_again(), read_again()] == [[], []]
+    assert [read_again(), read_again()] == [["page"], []]
     monkeypatch.setattr(fingerprint, "of_source", lambda modules: "other code" * ("kvreport.site.inserts" in modules))
     assert [read_again(), read_again()] == [["page"], []]
 
@@ -194,7 +194,7 @@ def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_an
         for name in ("one", "two")
     }
     env = SimpleNamespace(found_docs=set(texts), doc2path=lambda docname: tmp_path / f"{docname}.md")
-    app = SimpleNamespace(srcdir=ROOT, env=env, kvbook_chapters=chapters)
+    app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters=chapters)
 
     def ran(name, started):
         (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": {"kvbook": {"started": started}}}))
@@ -204,16 +204,16 @@ def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_an
 
     ran("one", 1)
     ran("two", 1)
-    assert [read_again(), read_again()] == [[], []]
+    assert [read_again(), read_again()] == [sorted(texts), []]
     ran("one", 2)
     assert [read_again(), read_again()] == [["environment", "one"], []]
 
 
 def test_a_part_that_is_not_of_chapters_is_handed_none(monkeypatch, tmp_path):
-    monkeypatch.setitem(inserts.PARTS, "cards", lambda context: f"{len(context.chapters)} chapters")
-    monkeypatch.setitem(inserts.OF_CHAPTERS, "runs", inserts.PARTS["cards"])
-    context = Context(["a chapter"], tmp_path, tmp_path)
-    assert inserts.fill("<!-- part: cards -->\n<!-- part: runs -->", context) == "0 chapters\n1 chapters"
+    monkeypatch.setitem(inserts.PARTS, "cards", lambda *given: f"{len(given)} things")
+    monkeypatch.setitem(inserts.OF_CHAPTERS, "runs", lambda chapters, _: f"{len(chapters)} chapters")
+    written = inserts.fill("<!-- part: cards -->\n<!-- part: runs -->", ["a chapter"], tmp_path)
+    assert written == "0 things\n1 chapters"
 
 
 def test_repository_colab_and_site_are_linked_where_they_are_known(book):
@@ -268,11 +268,11 @@ def test_a_reference_to_nothing_fails_each_time_not_only_the_first(book):
 
 
 def joined(source: dict, executed: dict) -> dict:
-    folder = Path(tempfile.mkdtemp(prefix="kvbook-tests-"))
+    folders = mini_book.folders(Path(tempfile.mkdtemp(prefix="kvbook-tests-")))
+    chapter = planning.Chapter(STEM, "few", {}, folders=folders)
     for name in ("fig-squares", "tab-squares"):
-        (folder / f"{name}.bib").write_text(f"@misc{{{name},\n}}\n")
-    files = Files(folder, folder, folder, folder / "x.ipynb", None)
-    return overlay(source, executed, files, captions.written(source, {}))
+        keep(citations.folder(chapter) / f"{name}.bib", f"@misc{{{name},\n}}\n".encode())
+    return overlay(source, executed, chapter, captions.written(source, {}))
 
 
 def test_what_a_readers_own_run_made_has_files_and_no_citation(root):
@@ -390,14 +390,15 @@ def test_what_changed_is_the_release_notes_after_the_first_with_links_that_lead_
     shutil.copy(ROOT / "CITATION.cff", tmp_path)
     notes = "# Changelog\n\n## 0.2.0, x\n\n- [a](pages/answers.md) [n](changelog/0.2.0.md)\n\n## 0.1.0, y\n\n- old\n"
     (tmp_path / "CHANGELOG.md").write_text(notes)
-    context = Context([], tmp_path / "pages", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/book")
-    told = inserts.fill("<!-- part: changes -->", context)
+    told = inserts.fill("<!-- part: changes -->", [], tmp_path / "pages")
     assert told.startswith("## 0.2.0, x\n\n- [a](answers.md) [n](https://github.com/somebody/book/blob/main/changelog/")
     assert "old" not in told
     monkeypatch.setattr(origin, "find_repository", lambda _: None)
-    assert "n (`changelog/0.2.0.md`)" in inserts.fill("<!-- part: changes -->", context)
-    written = inserts.fill("<!-- part: changes -->", Context([], ROOT / "pages", ROOT))
+    assert "n (`changelog/0.2.0.md`)" in inserts.fill("<!-- part: changes -->", [], tmp_path / "pages")
+    monkeypatch.setattr(paths, "ROOT", ROOT)
+    written = inserts.fill("<!-- part: changes -->", [], ROOT / "pages")
     assert written.count("\n## ") + 1 == len(re.findall(r"^## ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)) - 1
 
 
@@ -425,12 +426,12 @@ def test_the_ledger_says_what_the_chapters_published_and_counts_it_by_verdict():
 
 
 def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
-    nothing = Context([], tmp_path, tmp_path)
-    assert inserts.fill("a\n\n<!-- a remark -->\n", nothing) == "a\n\n<!-- a remark -->\n"
-    assert "No chapter" in inserts.fill("<!-- part: ledger -->", nothing)
-    assert "| `check --thorough`, `atlas` |" in inserts.fill("<!-- part: paths -->", nothing)
+    nothing = [], tmp_path
+    assert inserts.fill("a\n\n<!-- a remark -->\n", *nothing) == "a\n\n<!-- a remark -->\n"
+    assert "No chapter" in inserts.fill("<!-- part: ledger -->", *nothing)
+    assert "| `check --thorough`, `atlas` |" in inserts.fill("<!-- part: paths -->", *nothing)
     with pytest.raises(UserError, match="'nosuch'; there are: ledger"):
-        inserts.fill("<!-- part: nosuch -->", nothing)
+        inserts.fill("<!-- part: nosuch -->", *nothing)
 
 
 def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():

@@ -324,7 +324,7 @@ def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_giv
 
 def test_a_run_agrees_differs_or_is_not_comparable():
     def compared(own: str, comparable: bool = True) -> str:
-        return statements.compare(Checked("holds"), Checked(own), comparable)
+        return statements.compare("holds", own, comparable)
 
     assert [compared(own) for own in ("holds", "fails", "not resolved")] == ["agrees", "differs", "not resolved"]
     assert [compared(own, False) for own in ("fails", "not run")] == ["not comparable", "not run"]
@@ -384,7 +384,7 @@ def chapter(monkeypatch, tmp_path):
 
 def said(text=TEXT) -> str:
     notebook = {"cells": [{"cell_type": "markdown", "id": "a", "metadata": {}, "source": text}]}
-    return sentences.say(notebook, {"cells": []}, planning.plan()[0]).notebook["cells"][0]["source"]
+    return sentences.say(notebook, {"cells": []}, planning.plan()[0])[0]["cells"][0]["source"]
 
 
 def test_a_sentence_that_holds_shows_its_number_and_a_link_and_no_mark(chapter):
@@ -460,7 +460,8 @@ def test_what_your_run_says_is_kept_in_a_file_until_its_runs_or_the_books_rows_c
     for run in ("a", "b"):
         (tmp_path / "runs" / "speed" / run).mkdir(parents=True)
     assert [evaluated.own(chapter, of)["statements"] for of in (a, a, b)] == [1, 1, 2]
-    assert json.loads(evaluated.own_file(chapter).read_text("utf-8")) == evaluated.own(chapter, b)
+    kept = tmp_path / "statements" / f"{chapter}.yours.json"
+    assert json.loads(kept.read_text("utf-8")) == evaluated.own(chapter, b)
     book["made_of"] = "tomorrow's"
     assert evaluated.own(chapter, b)["statements"] == 3
 

@@ -165,11 +165,9 @@ def cite(
         return
     # Statements speak of recorded rows: they can be cited before anything was executed.
     sentences = published.sentences()
-    if name in {sentence.name for sentence in sentences}:
-        entry = citation.of_sentence(citation.find(name, sentences), book)
-    else:
-        entry = citation.of_published(citation.find(name, [*published.everything(), *sentences]), book)
-    typer.echo(entry, nl=False)
+    is_sentence = name in {sentence.name for sentence in sentences}
+    item = citation.find(name, sentences if is_sentence else [*published.everything(), *sentences])
+    typer.echo((citation.of_sentence if is_sentence else citation.of_published)(item, book), nl=False)
 
 
 def bench(

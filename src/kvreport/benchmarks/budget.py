@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
@@ -33,13 +33,10 @@ def kept(model: nn.Module) -> Iterator[dict[str, float]]:
 
         return end
 
-    handles = []
-    for module in model.modules():
-        part = next(part for ending, part in PARTS.items() if type(module).__name__.endswith(ending))
-        if part != PARTS[""] or module is model:
-            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave(part))]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            part = next(part for ending, part in PARTS.items() if type(module).__name__.endswith(ending))
+            if part != PARTS[""] or module is model:
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave(part)))
         yield seconds
-    finally:
-        for handle in handles:
-            handle.remove()

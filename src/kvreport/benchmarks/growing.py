@@ -1,30 +1,21 @@
 """What `kvbook bench --growth` gave: exponents, and what larger work would take by them."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-
-from kvreport.benchmarks import results
 
 EXPERIMENT = "growth"
 _PIECE = ["what", "counts"]
 
 
-class Larger(NamedTuple):
-    """A larger piece of work than any that was measured: which line it continues, to which size."""
-
-    what: str
-    counts: str
-    size: int
-
-
-LARGER = (
-    Larger("kvbook check", "texts", 10_000),
-    Larger("chapter 6: drift", "texts", 10_000),
-    Larger("kvbook scores", "tokens", 10_000_000),
-    Larger("numbers of a page", "rows", 10_000_000),
-)
+# Larger work than any that was measured: which line it continues, to which size.
+LARGER = {
+    ("kvbook check", "texts"): 10_000,
+    ("chapter 6: drift", "texts"): 10_000,
+    ("kvbook scores", "tokens"): 10_000_000,
+    ("numbers of a page", "rows"): 10_000_000,
+}
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
@@ -66,20 +57,15 @@ def _line(of: tuple[str, str], sizes: pd.DataFrame) -> dict[str, Any]:
 def larger(rows: pd.DataFrame) -> pd.DataFrame:
     """Extrapolate from the largest size by the steepest exponent, at least in proportion."""
     by_piece = dict(iter(medians(rows).groupby(_PIECE, sort=False)))
-    return pd.DataFrame([_continued(one, by_piece[one.what, one.counts]) for one in LARGER])
+    return pd.DataFrame([_continued(*piece, size, by_piece[piece]) for piece, size in LARGER.items()])
 
 
-def _continued(one: Larger, sizes: pd.DataFrame) -> dict[str, Any]:
-    last, times = sizes.iloc[-1], one.size / sizes["size"].iloc[-1]
-    seconds = last["seconds"] * times ** max(1.0, steepest(sizes["size"], sizes["seconds"]))
+def _continued(what: str, counts: str, size: int, sizes: pd.DataFrame) -> dict[str, Any]:
+    last = sizes.iloc[-1]
+    seconds = last["seconds"] * (size / last["size"]) ** max(1.0, steepest(sizes["size"], sizes["seconds"]))
     added = (last["n_bytes"] - sizes["n_bytes"].iloc[-2]) / (last["size"] - sizes["size"].iloc[-2])
-    n_bytes = last["n_bytes"] + max(0.0, added) * (one.size - last["size"])
+    n_bytes = last["n_bytes"] + max(0.0, added) * (size - last["size"])
     return {
-        "work": f"{one.what}, {one.size:,} {one.counts}", "minutes": f"{seconds / 60:.2g}",
-        "GB": f"{n_bytes / 1e9:.2g}", "from": f"{last['size']:,.0f} {one.counts}",
+        "work": f"{what}, {size:,} {counts}", "minutes": f"{seconds / 60:.2g}",
+        "GB": f"{n_bytes / 1e9:.2g}", "from": f"{last['size']:,.0f} {counts}",
     }
-
-
-def latest() -> dict[str, Any]:
-    """Find the last run on each processor."""
-    return results.latest(EXPERIMENT)

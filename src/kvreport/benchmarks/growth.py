@@ -49,14 +49,6 @@ def _check(**settings: Any) -> Work:
     return partial(checks.check, CheckSettings.checked(**asked))
 
 
-def _check_of_texts(size: int, _folder: Path) -> Work:
-    return _check(n_samples=size)
-
-
-def _check_of_tokens(size: int, _folder: Path) -> Work:
-    return _check(n_tokens=size)
-
-
 def _check_of_layers(size: int, folder: Path) -> Work:
     tokenizer = loading.tokenizer("llama", "stand-in")
     config = AutoConfig.for_model(
@@ -74,8 +66,8 @@ def _chapter_of_texts(size: int, folder: Path) -> Work:
     return partial(by_layer.EXPERIMENT.run, asked)
 
 
-def _atlas_of_architectures(size: int, _folder: Path) -> Work:
-    return lambda: list(running.measured(configurations.names()[:size], paths_only=True))
+def _atlas(size: int) -> object:
+    return list(running.measured(configurations.names()[:size], paths_only=True))
 
 
 def _scores_of_rows(size: int, folder: Path) -> Work:
@@ -121,11 +113,11 @@ class Piece(NamedTuple):
 
 
 PIECES = (
-    Piece("kvbook check", "texts", (4, 40, 400), _check_of_texts),
-    Piece("kvbook check", "tokens a text", (10, 100, 1000), _check_of_tokens),
+    Piece("kvbook check", "texts", (4, 40, 400), lambda size, _: _check(n_samples=size)),
+    Piece("kvbook check", "tokens a text", (10, 100, 1000), lambda size, _: _check(n_tokens=size)),
     Piece("kvbook check", "layers", (4, 40, 400), _check_of_layers),
     Piece("chapter 6: drift", "texts", (4, 40, 400), _chapter_of_texts),
-    Piece("kvbook atlas --paths-only", "architectures", (1, 10, 100), _atlas_of_architectures),
+    Piece("kvbook atlas --paths-only", "architectures", (1, 10, 100), lambda size, _: partial(_atlas, size)),
     Piece("kvbook scores", "tokens", (1000, 10_000, 100_000, 1_000_000), _scores_of_rows),
     Piece("numbers of a page", "rows", (9600, 96_000, 960_000), _page_of_rows),
 )

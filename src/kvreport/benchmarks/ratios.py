@@ -59,16 +59,15 @@ _CHECKS = 2
 _MODEL = ("smollm2", "--weights", "package")
 _IMPORTS = "import torch, transformers; transformers.AutoModelForCausalLM"
 # Beyond the window, and with fewer experts chosen than there are; about a hundred million parameters each.
-_BEYOND: dict[str, dict[str, Any]] = {
-    "sliding window": {
-        "model_type": "mistral", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
-        "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "sliding_window": 64,
-        "tie_word_embeddings": True,
+_SHARED: dict[str, Any] = {"vocab_size": 32000, "num_key_value_heads": 4, "tie_word_embeddings": True}
+_BEYOND = {
+    "sliding window": _SHARED | {
+        "model_type": "mistral", "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "sliding_window": 64,
     },
-    "mixture of experts": {
-        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 896,
-        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
-        "num_experts_per_tok": 2, "tie_word_embeddings": True,
+    "mixture of experts": _SHARED | {
+        "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 896, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
 }
 
@@ -204,13 +203,10 @@ def _decoding(settings: BenchSettings) -> Rows:
     steps, timed = speed["steps"], speed["timed"]
     steps = steps[steps["way"] == static_rows.LARGE_PAGES]
     whole = timed[(timed["phase"] == static_rows.WHOLE) & (timed["cache"] == "dynamic")]
-    a_step = float(steps["seconds"].median())
-    yield {
-        "what": f"static cache, one-row step on large pages, compiled, a token, {settings.dtype}",
-        "against": "generate",
-        "ratio": faster.value, "lowest": faster.low, "highest": faster.high, "repeats": settings.n_repeats,
-        "seconds": a_step, "against_seconds": float((whole["seconds"] / whole["n_steps"]).median()),
-    }
+    what = f"static cache, one-row step on large pages, compiled, a token, {settings.dtype}"
+    a_step, theirs = steps["seconds"].median(), (whole["seconds"] / whole["n_steps"]).median()
+    between = {"ratio": faster.value, "lowest": faster.low, "highest": faster.high}
+    yield _row(what, "generate", [a_step], [theirs]) | between | {"repeats": settings.n_repeats}
     weights = loading.identify(settings.shape, "random", settings.seed)["parameters"]
     dtype = getattr(torch, settings.dtype)
     kept = memory.kv_bytes_per_token(loading.config_of(settings.shape, "random"), dtype) * steps["context"].mean()

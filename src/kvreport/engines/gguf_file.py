@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-# What the format calls a file of these, and in which numbers it keeps matrices.
-_FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
+# What the format calls the numbers of a matrix, and a file of these.
+_KINDS = {torch.float32: ("F32", 0), torch.float16: ("F16", 1), torch.bfloat16: ("BF16", 32)}
 
 
 def write_gguf(model: PreTrainedModel, file: Path, tokenizer: Path | None = None) -> Path:
@@ -18,9 +18,7 @@ def write_gguf(model: PreTrainedModel, file: Path, tokenizer: Path | None = None
     """
     import gguf
 
-    config, weights = model.config, model.state_dict()
-    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    kind = gguf.GGMLQuantizationType[kinds[model.dtype]]
+    config, (kind, file_type) = model.config, _KINDS[model.dtype]
     writer = gguf.GGUFWriter(file, "llama")
     for say, value in {
         writer.add_context_length: config.max_position_embeddings, writer.add_embedding_length: config.hidden_size,
@@ -29,40 +27,25 @@ def write_gguf(model: PreTrainedModel, file: Path, tokenizer: Path | None = None
         writer.add_rope_dimension_count: config.head_dim,
         writer.add_rope_freq_base: config.rope_parameters["rope_theta"],
         writer.add_layer_norm_rms_eps: config.rms_norm_eps, writer.add_vocab_size: config.vocab_size,
-        writer.add_file_type: _FILE_TYPES[model.dtype],
+        writer.add_file_type: file_type,
     }.items():
         say(value)
     if tokenizer:
         _add_tokenizer(writer, json.loads(tokenizer.read_text("utf-8")), config.eos_token_id)
     else:
         writer.add_tokenizer_model("no_vocab")
-
-    def add(name: str, weight: torch.Tensor, heads: int = 0) -> None:
-        values = weight.float()
-        if heads:
+    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in model.state_dict().items():
+        part, values = name.split(".")[-2], weight.float()
+        if part == "lm_head" and config.tie_word_embeddings:
+            continue
+        if part in heads:
             # llama.cpp turns neighbouring numbers of a head, transformers its two halves.
-            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        numbers = values.contiguous().numpy()
-        if weight.ndim == 1:
-            writer.add_tensor(name, numbers)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
-
-    add("token_embd.weight", weights["model.embed_tokens.weight"])
-    add("output_norm.weight", weights["model.norm.weight"])
-    if not config.tie_word_embeddings:
-        add("output.weight", weights["lm_head.weight"])
-    parts = {
-        "attn_norm": "input_layernorm", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    for layer in range(config.num_hidden_layers):
-        of = f"model.layers.{layer}."
-        for theirs, ours in parts.items():
-            add(f"blk.{layer}.{theirs}.weight", weights[f"{of}{ours}.weight"])
-        add(f"blk.{layer}.attn_q.weight", weights[f"{of}self_attn.q_proj.weight"], config.num_attention_heads)
-        add(f"blk.{layer}.attn_k.weight", weights[f"{of}self_attn.k_proj.weight"], config.num_key_value_heads)
+            values = values.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).flatten(0, 2)
+        kept_as = gguf.GGMLQuantizationType["F32" if weight.ndim == 1 else kind]
+        numbers = gguf.quants.quantize(values.contiguous().numpy(), kept_as)
+        writer.add_tensor(theirs.get_name(name, (".weight",)), numbers, raw_dtype=kept_as)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,38 +5,15 @@ To add one, add an entry; what cannot be started by a command of its own has a s
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 SCRIPTS = Path(__file__).parent
 # The dtypes of weights, arithmetic and cache in which an engine is asked to compute.
 FP32, BF16, FP16 = "float32", "bfloat16", "float16"
 
 
-@dataclass(frozen=True)
-class Start:
-    """How a server is started.
-
-    Attributes
-    ----------
-    model : Path
-        A folder of transformers, or a file in GGUF where the engine reads these.
-    port : int
-        On 127.0.0.1.
-    dtype : str
-        Of weights, arithmetic and cache, as far as the engine lets itself be told.
-    mode : str
-        ``""``, or one of the engine's `modes`.
-    """
-
-    model: Path
-    port: int
-    dtype: str = FP32
-    mode: str = ""
-
-
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """An engine.
 
     Attributes
@@ -46,7 +23,9 @@ class Engine:
     packages : tuple of str
         What is installed, exactly.
     command : callable
-        Takes a `Start`; returns what follows the environment's Python.
+        Takes ``model``, a folder of transformers or a file in GGUF where the engine reads these, ``port`` on 127.0.0.1,
+        ``dtype`` of weights, arithmetic and cache, as far as the engine lets itself be told, and ``mode``, empty or one
+        of the engine's `modes`; returns what follows the environment's Python.
     lacks : str
         What it does not have on a processor, or does not tell.
     unwanted : tuple of str
@@ -69,44 +48,36 @@ class Engine:
 
     title: str
     packages: tuple[str, ...]
-    command: Callable[[Start], list[str]]
+    command: Callable[..., list[str]]
     lacks: str
     unwanted: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = {}
     dtypes: tuple[str, ...] = (FP32,)
     cold: tuple[str, ...] = ()
-    modes: Mapping[str, str] = field(default_factory=dict)
-    gguf: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, str] = {}
+    gguf: Mapping[str, str] = {}
     beside: bool = False
     scored: bool = True
 
 
-def _vllm(start: Start) -> list[str]:
+def _vllm(model: Path, port: int, dtype: str, mode: str) -> list[str]:
     fixed = (
-        "--host 127.0.0.1 --enforce-eager --enable-prefix-caching --block-size 32 --enable-prompt-tokens-details "
-        "--max-model-len 2048 --max-logprobs 20 --disable-uvicorn-access-log"
+        "-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --served-model-name smollm2 --enforce-eager "
+        "--enable-prefix-caching --block-size 32 --enable-prompt-tokens-details --max-model-len 2048 --max-logprobs 20 "
+        "--disable-uvicorn-access-log"
     )
-    chosen = [
-        "--model", str(start.model), "--served-model-name", "smollm2", "--port", str(start.port),
-        "--dtype", start.dtype,
-    ]
-    mode = ENGINES["vllm"].modes[start.mode].split() if start.mode else []
-    return ["-m", "vllm.entrypoints.openai.api_server", *fixed.split(), *chosen, *mode]
+    chosen = ["--model", str(model), "--port", str(port), "--dtype", dtype]
+    return [*fixed.split(), *chosen, *(ENGINES["vllm"].modes[mode].split() if mode else [])]
 
 
-def _script(name: str) -> Callable[[Start], list[str]]:
+def _script(name: str) -> Callable[..., list[str]]:
     """Run a script of ours in the engine's environment, which reads its options as JSON."""
-
-    def command(start: Start) -> list[str]:
-        asked = {"model": str(start.model), "port": start.port, "dtype": start.dtype, "mode": start.mode}
-        return [str(SCRIPTS / name), json.dumps(asked)]
-
-    return command
+    return lambda **asked: [str(SCRIPTS / name), json.dumps(asked, default=str)]
 
 
-def _transformers(start: Start) -> list[str]:
+def _transformers(model: Path, port: int, dtype: str, **_: str) -> list[str]:
     fixed = "-m transformers.cli.transformers serve --host 127.0.0.1 --device cpu"
-    return [*fixed.split(), "--port", str(start.port), "--dtype", start.dtype, str(start.model)]
+    return [*fixed.split(), "--port", str(port), "--dtype", dtype, str(model)]
 
 
 SPECULATION, QUANTIZED, UNFUSED = "speculation", "quantized cache", "attention in parts"

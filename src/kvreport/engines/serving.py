@@ -8,13 +8,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvbook.errors import UserError
 from kvbook.models import loading, packages
 from kvbook.server import client
 from kvreport.engines import environments
 from kvreport.engines.gguf_file import write_gguf
-from kvreport.engines.listed import FP32, Start
+from kvreport.engines.listed import FP32
 
 MODEL = "smollm2"
 # A busy machine imports an engine for minutes.
@@ -51,9 +52,9 @@ def _with_architecture(folder: Path) -> Path:
     return named
 
 
-def command_of(name: str, start: Start) -> list[str]:
-    """Write the command that starts an engine's server."""
-    return [str(environments.python_of(name)), *environments.engine_of(name).command(start)]
+def command_of(name: str, **asked: Any) -> list[str]:
+    """Write the command that starts an engine's server; what is asked of it is as for `Engine`."""
+    return [str(environments.python_of(name)), *environments.engine_of(name).command(**asked)]
 
 
 def _free_port() -> int:
@@ -71,17 +72,18 @@ def serving(name: str, dtype: str = FP32, mode: str = "", port: int = 0) -> Iter
     if dtype not in engine.dtypes or mode not in ("", *engine.modes):
         has = f"dtypes {', '.join(engine.dtypes)} and modes {', '.join(engine.modes) or 'none'}"
         raise UserError(f"{engine.title} is not run in {dtype} {mode}: it has {has}".replace("  ", " "))
-    start = Start(weights_for(name, dtype), port or _free_port(), dtype, mode)
+    model, port = weights_for(name, dtype), port or _free_port()
+    command = command_of(name, model=model, port=port, dtype=dtype, mode=mode)
     log = environments.FOLDER / f"{name}.log"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            command_of(name, start), stdout=said, stderr=subprocess.STDOUT, env=environments.variables_of(engine),
+            command, stdout=said, stderr=subprocess.STDOUT, env=environments.variables_of(engine),
             start_new_session=True,
         )
     try:
-        asked = client.of(f"http://127.0.0.1:{start.port}/v1", timeout=600)
+        asked = client.of(f"http://127.0.0.1:{port}/v1", timeout=600)
         # One that lists only what it has from a hub is asked for the folder.
-        names = _ready(process, asked, engine.title, log) or [str(start.model)]
+        names = _ready(process, asked, engine.title, log) or [str(model)]
         yield client.Client(asked.address, asked.timeout, names[0])
     finally:
         process.terminate()

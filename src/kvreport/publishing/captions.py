@@ -13,9 +13,8 @@ The alternative text is a figure's, in words, for who cannot see it.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvbook.errors import UserError
 from kvreport.publishing import chapter_name, evaluated, wording
@@ -27,8 +26,7 @@ BLOCK = re.compile(
 SLOT = re.compile(r"\{measured\}`(?P<key>[^`:]+)`")
 
 
-@dataclass(frozen=True)
-class Caption:
+class Caption(NamedTuple):
     """What stands below a figure or above a table.
 
     Attributes

@@ -41,7 +41,7 @@ class Origin:
     year : int
         Of the release, or this year before there is one.
     doi, site, repository, branch : str or None
-        None where nobody knows them.
+        None where nobody knows them; the site's address has a slash at its end.
     """
 
     title: str
@@ -61,6 +61,7 @@ def of(folder: Path) -> Origin:
     people = citation["authors"]
     repository = citation.get("repository-code") or find_repository(folder)
     released = citation.get("date-released")
+    site = os.environ.get(SITE_VARIABLE, "").strip()
     return Origin(
         title=citation["title"],
         version=str(citation["version"]),
@@ -68,16 +69,10 @@ def of(folder: Path) -> Origin:
         names=tuple(_for_people(person) for person in people),
         year=released.year if isinstance(released, date) else date.today().year,
         doi=citation.get("doi"),
-        site=site_address(),
+        site=site.rstrip("/") + "/" if site else None,
         repository=repository.rstrip("/").removesuffix(".git") if repository else None,
         branch=os.environ.get("GITHUB_REF_NAME", "main") if repository else None,
     )
-
-
-def site_address() -> str | None:
-    """Give the address that the site will have, with a slash at its end; None when nobody said."""
-    address = os.environ.get(SITE_VARIABLE, "").strip()
-    return address.rstrip("/") + "/" if address else None
 
 
 def web_address(remote: str) -> str | None:

@@ -41,15 +41,7 @@ def of_book(book: Origin) -> str:
     book
         From :func:`kvreport.publishing.checkout.of`.
     """
-    fields = {
-        "author": " and ".join(book.authors),
-        "title": f"{{{_tex(book.title)}}}",
-        "year": str(book.year),
-        "version": _tex(book.version),
-        "doi": book.doi,
-        "url": book.site or book.repository,
-    }
-    return _entry("kvbook", fields)
+    return _entry("kvbook", book, book.title, {"year": str(book.year), "version": _tex(book.version)}, book.site)
 
 
 def of_published(item: Published, book: Origin) -> str:
@@ -108,13 +100,11 @@ def of_sentence(item: Sentence, book: Origin) -> str:
 
 def _in_a_chapter(item: Published | Sentence, book: Origin, title: str, year: str, made: list[str]) -> str:
     whole = f"{{{_tex(book.title)}}}, version {_tex(book.version)}"
-    fields = {
-        "author": " and ".join(book.authors), "title": f"{{{_tex(title)}}}",
+    about = {
         "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {whole}", "year": year,
-        "note": _tex("; ".join(made)), "doi": book.doi,
-        "url": book.site + item.place if book.site else book.repository,
+        "note": _tex("; ".join(made)),
     }
-    return _entry(f"{item.name}-{item.rows_hash[:8]}", fields)
+    return _entry(f"{item.name}-{item.rows_hash[:8]}", book, title, about, book.site and book.site + item.place)
 
 
 def find(name: str, items: Sequence[Published | Sentence]) -> Published | Sentence:
@@ -168,7 +158,9 @@ def plain(text: str) -> str:
     return " ".join(_MARKUP.sub("", _ROLE.sub(r"\1", text)).split())
 
 
-def _entry(key: str, fields: Mapping[str, str | None]) -> str:
+def _entry(key: str, book: Origin, title: str, about: Mapping[str, str], address: str | None) -> str:
+    known = {"doi": book.doi, "url": address or book.repository}
+    fields = {"author": " and ".join(book.authors), "title": f"{{{_tex(title)}}}", **about, **known}
     # misc: the one kind of which no style asks for a publisher or a number of pages.
     lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
     return "\n".join([f"@misc{{{key},", *lines, "}"]) + "\n"

@@ -5,7 +5,6 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.models.corpus import POPULATIONS
 from kvbook.runs import evidence, records
-from kvreport.publishing import chapter_name, measures, processors, provenance, statements, wording
+from kvreport.publishing import chapter_name, keep, measures, processors, provenance, statements, wording
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 
@@ -38,7 +37,7 @@ def published(chapter: str) -> Evaluated | None:
     """
     if not found_in.has_measures(chapter):
         return None
-    return _kept(paths.BUILD / "statements" / f"{chapter}.json", _made_of(chapter), lambda: _published(chapter))
+    return _kept(chapter, _made_of(chapter), lambda: _published(chapter))
 
 
 def _folders(chapter: str) -> list[Path]:
@@ -51,40 +50,29 @@ def _made_of(chapter: str) -> list[str]:
     runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
     # Rows are imported by a computed name.
     code = fingerprint.of_source([*(f"kvreport.chapters.{chapter}.{of}" for of in ("measures", "rows")), __name__])
-    return [code, *_data(), *runs, *sorted(roles(chapter))]
+    known = [*sorted(paths.DOCUMENTS.glob("*.yaml")), *([paths.PROCESSORS] if paths.PROCESSORS.is_file() else [])]
+    return [code, *map(fingerprint.of_file, known), *runs, *sorted(roles(chapter))]
 
 
 def roles(chapter: str) -> set[str]:
     """List the numbers that the chapter's prose and other pages ask for by a measure's name."""
-    own = [path for path in paths.CHAPTERS.glob("*.ipynb") if chapter_name(path.stem) == chapter]
+    files = [(path, None) for path in paths.CHAPTERS.glob("*.ipynb") if chapter_name(path.stem) == chapter]
+    files += [(path, chapter) for path in (paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md"))]
     # In a notebook's file quotation marks are escaped.
-    texts = [path.read_text("utf-8").replace('\\"', '"') for path in own]
-    found = {role["what"] for text in texts for role in measures.ROLE.finditer(text) if role["chapter"] is None}
-    for page in (paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md")):
-        if page.is_file():
-            roles = measures.ROLE.finditer(page.read_text("utf-8"))
-            found |= {role["what"] for role in roles if role["chapter"] == chapter}
+    texts = [(path.read_text("utf-8").replace('\\"', '"'), named) for path, named in files if path.is_file()]
+    found = {role["what"] for text, named in texts for role in measures.ROLE.finditer(text) if role["chapter"] == named}
     return found - {PROCESSOR}
 
 
-def _data() -> list[str]:
-    files = [*sorted(paths.DOCUMENTS.glob("*.yaml")), *([paths.PROCESSORS] if paths.PROCESSORS.is_file() else [])]
-    return [fingerprint.of_file(file) for file in files]
-
-
-def _kept(file: Path, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> Evaluated:
+def _kept(name: str, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> Evaluated:
     """Give what was evaluated before from the same things: a build with nothing to do need not import what computes."""
-    digest = fingerprint.of_values(made_of)
+    file, digest = paths.BUILD / "statements" / f"{name}.json", fingerprint.of_values(made_of)
     if file.is_file():
         kept = json.loads(file.read_text("utf-8"))
         if kept.get("made_of") == digest:
             return kept
     found = evaluate() | {"made_of": digest}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes may keep the same at once.
-    part = file.with_suffix(f".{os.getpid()}.partial")
-    part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    part.replace(file)
+    keep(file, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     return found
 
 
@@ -103,12 +91,16 @@ def _published(chapter: str) -> Evaluated:
     }
     origins = [_origin(run, labels) for run in printed.runs.values() if run]
     first = wording.listed(list(dict.fromkeys(one["processor"] for one in origins)))
-    numbers = _numbers(chapter, printed, first, list(results.values()))
+    known, asked = measures.named(module), sorted(roles(chapter))
+
+    def numbers_of(found: Found, processor: str, everywhere: Sequence[Found] = ()) -> dict[str, str]:
+        return {role: measures.written(role, known, found, everywhere) for role in asked} | {PROCESSOR: processor}
+
+    numbers = numbers_of(printed, first, list(results.values()))
     for name, of in results.items():
-        for key, text in _numbers(chapter, of, labels[name]).items():
+        for key, text in numbers_of(of, labels[name]).items():
             numbers.setdefault(f"{key}@{maker(name)}", text)
-    known = measures.named(module)
-    runs_behind = {role: measures.behind(known[role.split()[0]], printed) for role in roles(chapter)}
+    runs_behind = {role: measures.behind(known[role.split()[0]], printed) for role in asked}
     behind = {role: [_origin(run, labels) for run in runs] for role, runs in runs_behind.items()}
     return {
         "numbers": numbers,
@@ -119,13 +111,6 @@ def _published(chapter: str) -> Evaluated:
         "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in _folders(chapter)],
     }
-
-
-def _numbers(chapter: str, found: Found, processor: str, everywhere: Sequence[Found] = ()) -> dict[str, str]:
-    """Compute the numbers of the prose from what was found; `everywhere`, on all processors and texts."""
-    known = measures.named(found_in.measures_of(chapter))
-    written = {role: measures.written(role, known, found, everywhere) for role in sorted(roles(chapter))}
-    return written | {PROCESSOR: processor}
 
 
 def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> dict[str, Any]:
@@ -139,7 +124,7 @@ def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> d
     printed = next((name for name, one in found.items() if one.outcome != "not run"), next(iter(found)))
     return asdict(found[printed]) | {
         "scope": statement.scope,
-        "rule": statements.bound_text(statement),
+        "rule": statement.must.said("it", set()),
         "quantity": measure.about,
         "processor": printed,
         "processors": {processor: one.outcome for processor, one in found.items()},
@@ -190,12 +175,7 @@ def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
         return None
     book = published(chapter)
     made_of = [book["made_of"], *sorted(folders.items())]
-    return _kept(own_file(chapter), made_of, lambda: _own(chapter, book, folders))
-
-
-def own_file(chapter: str) -> Path:
-    """Name the file that keeps what this machine's run says of a chapter's statements."""
-    return paths.BUILD / "statements" / f"{chapter}.yours.json"
+    return _kept(f"{chapter}.yours", made_of, lambda: _own(chapter, book, folders))
 
 
 def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated:
@@ -205,9 +185,9 @@ def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated
     found = {}
     for name, statement in module.STATEMENTS.items():
         here = statements.check(statement, on_this_machine)
-        there = statements.Checked(**{key: book["statements"][name][key] for key in ("outcome", "told", "units")})
-        fits = _is_in_scope(statement.scope, runs, book["models"], book["statements"][name]["processor"])
-        found[name] = asdict(here) | {"comparison": statements.compare(there, here, fits)}
+        there = book["statements"][name]
+        fits = _is_in_scope(statement.scope, runs, book["models"], there["processor"])
+        found[name] = asdict(here) | {"comparison": statements.compare(there["outcome"], here.outcome, fits)}
     return {"statements": found, "verdicts": _verdicts(module, {"": on_this_machine})}
 
 

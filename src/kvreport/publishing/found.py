@@ -7,9 +7,8 @@ import json
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,8 +19,7 @@ from kvbook.settings import Settings
 from kvreport.publishing import MEASURED_VARIABLE
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """Rows that a function makes of runs and of other frames.
 
     Attributes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
+from kvreport.publishing import wording
 from kvreport.publishing.rules import Answer, Bound, Outcome, Quantity, Rule
 
 Word = Literal[
@@ -186,9 +187,7 @@ def _told(quantity: Quantity, label: str, measured: Sequence[Measured]) -> str:
     """Write the estimates, by the quantity's letter in the rule; of more than six only the least and the largest."""
 
     def one(of: Measured) -> str:
-        low, high = of.estimate.low, of.estimate.high
-        value = quantity.form.format(of.estimate.value) if low == high else of.estimate.text(quantity.form)
-        return f"{of.series} {value}".strip()
+        return f"{of.series} {wording.estimated(of.estimate, quantity.form)}".strip()
 
     fitted = [of for of in measured if not math.isnan(of.estimate.value)]
     said = ", ".join(map(one, fitted))

@@ -39,7 +39,7 @@ from kvreport.publishing.rules import (
 )
 from kvreport.publishing.statements import Scope, Statement
 from kvreport.publishing.verdicts import weights_of
-from kvreport.publishing.wording import DTYPES, between, change, listed, power_of_ten, spread
+from kvreport.publishing.wording import DTYPES, between, change, estimated, listed, power_of_ten, spread
 
 # A number in the prose: of a chapter's own measures, or on another page with the chapter's name before it.
 ROLE = re.compile(r"\{measured\}`(?:(?P<chapter>\w+):)?(?P<what>[^`@]+)(?:@(?P<maker>\w+))?`")
@@ -118,14 +118,11 @@ class Measure(Quantity):
 
     def _pairs(self, groups: Mapping[tuple, list[pd.DataFrame]]) -> Iterator[tuple[tuple, list[pd.DataFrame]]]:
         for key, (group,) in groups.items():
+            own, chosen = self._at(key), self.over[1]
             alike = {self._at(other): of for other, (of,) in groups.items() if self._but(other) == self._but(key)}
-            wanted = self._other(self._at(key), list(alike))
-            if wanted in alike and wanted != self._at(key):
+            wanted = chosen(own, list(alike)) if callable(chosen) else chosen
+            if wanted in alike and wanted != own:
                 yield key, [group, alike[wanted]]
-
-    def _other(self, own: Any, values: list[Any]) -> Any:
-        choose = self.over[1]
-        return choose(own, values) if callable(choose) else choose
 
     def _at(self, key: tuple) -> Any:
         return key[self.by.index(self.over[0])]
@@ -318,12 +315,7 @@ def _values(role: str, kept: Mapping[str, str], rows: pd.DataFrame | None) -> di
 
 
 def _estimates(measured: Sequence[Measured], form: str, _unit: str) -> str:
-    """Write each with its interval; a fact has none."""
-    ends = ((one.estimate.low, one.estimate.high) for one in measured)
-    return ", ".join(
-        form.format(low) if low == high else one.estimate.text(form)
-        for one, (low, high) in zip(measured, ends, strict=True)
-    )
+    return ", ".join(estimated(one.estimate, form) for one in measured)
 
 
 def _in_powers(digits: int):

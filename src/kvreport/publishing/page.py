@@ -34,8 +34,8 @@ from matplotlib.figure import Figure
 from kvbook.errors import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, provenance
-from kvreport.publishing.table_output import csv_of, laid_out
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, keep, provenance
+from kvreport.publishing.wording import csv_of, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
 # download.
@@ -152,8 +152,9 @@ class Page:
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
         digests = self._write(name, {"csv": csv_of(df)})
         metadata = {"name": name, "files": digests} | _made_by(runs) | ({"filtered": True} if filtered else {})
-        data, rows = laid_out(shown, literal)
-        _show(data, {"text/html": {"kvbook_table": metadata | rows}})
+        rows = shown.assign(**{column: [quoted(text) for text in shown[column]] for column in literal})
+        data = {"text/html": shown.to_html(index=False, border=0), "text/plain": shown.to_string(index=False)}
+        _show(data, {"text/html": {"kvbook_table": metadata | {"csv": rows.to_csv(index=False)}}})
 
     def claims(self, results: Any, runs: Iterable[Run] = ()) -> None:
         """Show the verdicts on the claims that the chapter answers, as its ``CLAIMS`` judge them.
@@ -170,12 +171,8 @@ class Page:
         self.table(claims.shown({"": results}), claims.table, runs=runs)
 
     def _write(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:
-        self.folder.mkdir(parents=True, exist_ok=True)
         for kind, content in files.items():
-            final = self.folder / f"{name}.{kind}"
-            partial = self.folder / f".{name}.{kind}.partial"
-            partial.write_bytes(content)
-            partial.replace(final)
+            keep(self.folder / f"{name}.{kind}", content)
         return {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
 
 

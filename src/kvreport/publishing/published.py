@@ -14,8 +14,7 @@ import pandas as pd
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvreport.publishing import captions, chapter_name, evaluated, provenance, statements
-from kvreport.publishing.captions import Caption
-from kvreport.publishing.table_output import csv_of
+from kvreport.publishing.wording import csv_of
 
 # Sixteen hexadecimal digits, as for the folders of runs.
 _HASH_LENGTH = 16
@@ -35,15 +34,15 @@ class Published:
         The chapter's file name without suffix, and its first heading.
     caption : str
         MyST text.
-    alt : str or None
+    alt : str
         A figure's words for who cannot see it.
     files : dict of str to str
         Kind of file to its SHA-256.
     run : dict
         What :mod:`kvreport.running.execution` kept of the run: parameters, machine, versions, commit, start, digest of
         all inputs.
-    picture : bytes or None
-        The PNG of the page.
+    picture : bytes
+        The PNG of the page; empty for a table.
     rows : str
         A table as it is shown, in CSV; empty for a figure.
     made_by : tuple of dict
@@ -58,10 +57,10 @@ class Published:
     chapter: str
     title: str
     caption: str
-    alt: str | None
+    alt: str
     files: Mapping[str, str]
     run: Mapping[str, Any]
-    picture: bytes | None = field(default=None, repr=False)
+    picture: bytes = field(default=b"", repr=False)
     rows: str = ""
     made_by: tuple[Mapping[str, Any], ...] = ()
     judged: bool = False
@@ -71,11 +70,6 @@ class Published:
     def kind(self) -> str:
         """``figure`` or ``table``."""
         return "figure" if self.name.startswith("fig-") else "table"
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models of its rows, the first one first."""
-        return tuple(model for made in self.made_by for model in made["models"])
 
     @property
     def citable(self) -> bool:
@@ -105,17 +99,26 @@ def read(executed: Path) -> dict[str, Any]:
     if (book := evaluated.published(chapter)) is None or book["verdicts"] is None:
         return notebook
     own = evaluated.own(chapter, measured(notebook))
-    for table in filter(None, map(table_of, outputs(notebook))):
-        judged = book if table.get("published") else own
-        if table["name"] == book["verdicts"]["table"] and judged is not None:
+    for item, _ in items(notebook):
+        judged = book if item.get("published") else own
+        if item["name"] == book["verdicts"]["table"] and judged is not None:
             content = csv_of(pd.DataFrame(judged["verdicts"]["rows"]))
-            table |= {"csv": content.decode(), "files": {"csv": hashlib.sha256(content).hexdigest()}, "judged": True}
+            item |= {"csv": content.decode(), "files": {"csv": hashlib.sha256(content).hexdigest()}, "judged": True}
     return notebook
 
 
-def table_of(output: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Give what an output says of the table that it publishes."""
-    return output.get("metadata", {}).get("text/html", {}).get("kvbook_table")
+def items(notebook: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """Give what an executed copy says of each figure and table that it publishes, with the output that does."""
+    for output in outputs(notebook):
+        if (item := item_of(output)) is not None:
+            yield item, output
+
+
+def item_of(output: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Give what an output says of the figure or table that it publishes."""
+    metadata = output.get("metadata", {})
+    figure = metadata.get("image/png", {})
+    return figure if "name" in figure else metadata.get("text/html", {}).get("kvbook_table")
 
 
 def measured(notebook: Mapping[str, Any]) -> dict[str, str]:
@@ -132,27 +135,15 @@ def of(executed: Path, source: Path | None = None) -> list[Published]:
     written = captions.of(source or paths.CHAPTERS / executed.name)
     about = {"chapter": executed.stem, "title": title(notebook), "run": notebook["metadata"]["kvbook"]}
     found = []
-    for output in outputs(notebook):
-        figure = output.get("metadata", {}).get("image/png", {})
-        if "name" in figure:
-            words = _kept(figure) | _words(figure, written)
-            picture = base64.b64decode(output["data"]["image/png"])
-            found.append(Published(**about, **words, picture=picture))
-        if (table := table_of(output)) is not None:
-            words = _kept(table) | _words(table, written) | {"alt": None}
-            found.append(Published(**about, **words, rows=table["csv"], judged="judged" in table))
+    for item, output in items(notebook):
+        if (name := item["name"]) not in written:
+            raise UserError(f"{name} has no caption: write one in the notebook, in a block :::{{caption}} {name}")
+        found.append(Published(
+            **about, name=name, caption=written[name].text, alt=written[name].alt, files=item["files"],
+            picture=base64.b64decode(output.get("data", {}).get("image/png", "")), rows=item.get("csv", ""),
+            made_by=tuple(item.get("made_by", ())), judged="judged" in item, own=captions.speaks_of_the_book(item),
+        ))
     return found
-
-
-def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": item["name"], "files": item["files"], "made_by": tuple(item.get("made_by", ()))}
-
-
-def _words(item: Mapping[str, Any], written: Mapping[str, Caption]) -> dict[str, Any]:
-    """Give caption and alternative text from the notebook's markdown, and whose rows they are."""
-    if (name := item["name"]) not in written:
-        raise UserError(f"{name} has no caption: write one in the notebook, in a block :::{{caption}} {name}")
-    return {"caption": written[name].text, "alt": written[name].alt, "own": captions.speaks_of_the_book(item)}
 
 
 @dataclass(frozen=True)
@@ -203,11 +194,6 @@ def sentences(sources: Iterable[Path] | None = None) -> list[Sentence]:
                 sentence = captions.filled(statements.sentence_before(text, match.start()), book["numbers"])
                 found.append(Sentence(match["id"], source.stem, title(notebook), sentence, rows_hash, made_by))
     return found
-
-
-def run_of(executed: Path) -> dict[str, Any]:
-    """Give what was kept of the run that made an executed chapter."""
-    return json.loads(executed.read_text("utf-8"))["metadata"]["kvbook"]
 
 
 def title(notebook: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ Source = Literal["document", "arithmetic", "ours"]
 Scale = Literal["value", "ratio", "share"]
 Side = Literal["above", "below", "at least", "at most", "inside", "outside"]
 
+_FOR = {"every": "for every", "any": "for at least one", "most": "for most, by"}
 _WHOSE: dict[Source, str] = {"document": "the document's", "arithmetic": "arithmetic", "ours": "ours"}
 
 
@@ -135,12 +136,7 @@ class Condition:
 
     def said(self, label: str, known: set[Bound]) -> str:
         """Write the condition as a clause; a bound that is not among the known ones with where it comes from."""
-        series = self.quantity.series
-        many = {
-            "every": f" for every {series}",
-            "any": f" for at least one {series}",
-            "most": f" for most, by {series}",
-        }
+        many = f" {_FOR[self.of]} {self.quantity.series}" if self.quantity.series else ""
         source = "" if self.bound in known else f" ({_WHOSE[self.bound.source]}: {self.bound.why})"
         known.add(self.bound)
         subject = label
@@ -148,7 +144,7 @@ class Condition:
             subject = "its whole interval" if label == "it" else f"the whole interval of {label}"
         verb = "is" if self.side in ("at least", "at most") else "lies"
         there = f"{verb} {self.side} {self.bound.number(self.side)}"
-        return f"{subject} {there}{source}{many[self.of] if series else ''}"
+        return f"{subject} {there}{source}{many}"
 
 
 def _lies(estimate: Estimate, side: Side, bound: Bound) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS
+from kvreport.publishing import wording
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, elsewhere
 from kvreport.publishing.rules import Condition, Side
@@ -116,32 +117,23 @@ def _outcome(condition: Condition, found: Sequence[Measured]) -> Outcome:
 
 
 def _told(condition: Condition, found: Sequence[Measured]) -> str:
-    form = condition.quantity.form
-
-    def one(measured: Measured) -> str:
-        estimate = measured.estimate
-        if math.isnan(estimate.value):
-            return f"{measured.series} cannot be estimated".strip()
-        value = form.format(estimate.value) if estimate.low == estimate.high else estimate.text(form)
-        return f"{measured.series} {value}".strip()
+    def one(of: Measured) -> str:
+        is_fitted = not math.isnan(of.estimate.value)
+        told = wording.estimated(of.estimate, condition.quantity.form) if is_fitted else "cannot be estimated"
+        return f"{of.series} {told}".strip()
 
     return ", ".join(map(one, found))
 
 
-def compare(published: Checked, own: Checked, comparable: bool) -> Comparison:
+def compare(published: Outcome, own: Outcome, comparable: bool) -> Comparison:
     """Say whether another run agrees with the published outcome; values are shown and not judged."""
-    if own.outcome == "not run":
+    if own == "not run":
         return "not run"
     if not comparable:
         return "not comparable"
-    if own.outcome == "not resolved":
+    if own == "not resolved":
         return "not resolved"
-    return "agrees" if own.outcome == published.outcome else "differs"
-
-
-def bound_text(statement: Statement) -> str:
-    """Write in words where a statement's estimates must lie."""
-    return statement.must.said("it", set())
+    return "agrees" if own == published else "differs"
 
 
 def is_borne_out(checked: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
@@ -69,18 +69,10 @@ class Claims:
         rows = []
         for claim in claims:
             check = self.checks[claim["id"]]
-            verdict = check(results)
-            rows.append(
-                {
-                    "document": self.document,
-                    "verdict": verdict.verdict,
-                    **{key: claim[key] for key in ("claim", "quote", "place")},
-                    "n": verdict.n,
-                    "here": verdict.here,
-                    "published": verdict.published or claim["published"],
-                    "rule": check.rule.text(),
-                }
-            )
+            told = asdict(check(results))
+            told["published"] = told["published"] or claim["published"]
+            words = {key: claim[key] for key in ("claim", "quote", "place")}
+            rows.append({"document": self.document, **words, **told, "rule": check.rule.text()})
         return pd.DataFrame(rows)
 
     def shown(self, results: Mapping[str, Found], labels: Mapping[str, str] | None = None) -> pd.DataFrame:

@@ -1,8 +1,10 @@
-"""Numbers and names, as prose and tables write them."""
+"""Numbers, names and quoted texts, as prose and tables write them; and the rows of these as files."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
 from kvbook.models import registry
@@ -40,6 +42,11 @@ def power_of_ten(value: float, digits: int = 1) -> str:
     mantissa, exponent = f"{value:.{digits}e}".split("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return mantissa if int(exponent) == 0 else f"{mantissa} × 10{raised}"
+
+
+def estimated(estimate: Estimate, form: str) -> str:
+    """Write an estimate with its interval; a fact has none."""
+    return form.format(estimate.value) if estimate.low == estimate.high else estimate.text(form)
 
 
 def scaled(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
@@ -91,3 +98,17 @@ def weights_said(text: str) -> str:
         # Not a hub id or a file that is named after it.
         text = re.sub(rf"(?<![\w/]){re.escape(package.title)}(?![\w-]|\.\w)", rf"\g<0> ({about})", text, count=1)
     return text
+
+
+def quoted(text: str) -> str:
+    """Write a text as MyST's inline code, where nothing is markup and no quotation mark is bent."""
+    if not text:
+        return ""
+    # A fence must be longer than any run of its own character inside; one space on both sides is taken off again.
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}"
+
+
+def csv_of(table: pd.DataFrame) -> bytes:
+    """Write the rows of a figure or a table, in full precision."""
+    return table.to_csv(index=False, lineterminator="\n").encode()

@@ -34,7 +34,7 @@ from kvbook.runs import machine, privacy, records
 from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, MEASURED_VARIABLE, evaluated
 from kvreport.running import alone
 from kvreport.running.build import Build, cores
-from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, versions
+from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, run_of, versions
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -146,7 +146,7 @@ def _execute(chapter: Chapter, why: str, build: Build, measured_s: float) -> Non
     # Taken before the run: whoever edits a file meanwhile gets a stale copy, not a wrongly fresh one.
     inputs_sha256, measured_sha256, kept = chapter.inputs_sha256(), chapter.measured_sha256(), chapter.runs_kept()
     # Of a chapter that is only drawn again, the machine is still the one that measured.
-    measured_on = kept and _stored(chapter)["machine"]
+    measured_on = kept and run_of(chapter.executed)["machine"]
     started, clock = datetime.now(UTC), time.monotonic()
     notebook = _run(chapter, why, build, staged, kept)
     _refuse_secrets(chapter, notebook, staged)
@@ -191,10 +191,6 @@ def _values(chapter: Chapter) -> dict[str, Any]:
             known = f"(profile {chapter.profile}); it has: {', '.join(defaults) or 'none'}"
             raise UserError(f"chapter {chapter.stem} has no parameter {name!r} {known}")
     return defaults | chapter.parameters
-
-
-def _stored(chapter: Chapter) -> dict[str, Any]:
-    return json.loads(chapter.executed.read_text("utf-8"))["metadata"]["kvbook"]
 
 
 def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[str, str] | None) -> "NotebookNode":

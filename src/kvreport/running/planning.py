@@ -184,7 +184,7 @@ class Chapter:
     def runs_kept(self) -> dict[str, str] | None:
         """Name the runs that the executed copy was made from, by experiment; None where measuring gives others."""
         try:
-            kept = json.loads(self.executed.read_text("utf-8"))["metadata"]["kvbook"]["measured"]
+            kept = run_of(self.executed)["measured"]
             there = kept["runs"] and all((paths.RUNS / folder).is_dir() for folder in kept["runs"].values())
             return kept["runs"] if there and kept["sha256"] == self.measured_sha256() else None
         except (OSError, ValueError, KeyError, TypeError):
@@ -210,7 +210,7 @@ class Chapter:
         if not self.executed.is_file():
             return "not executed yet"
         try:
-            stored = json.loads(self.executed.read_text("utf-8"))["metadata"]["kvbook"]
+            stored = run_of(self.executed)
             made_from, files = stored["inputs_sha256"], stored["files"]
         except (ValueError, KeyError, TypeError):
             return "its executed copy is damaged"
@@ -282,6 +282,11 @@ def read_notebook(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not a notebook: {error}") from None
+
+
+def run_of(executed: Path) -> dict[str, Any]:
+    """Give what was kept of the run that made an executed copy."""
+    return json.loads(executed.read_text("utf-8"))["metadata"]["kvbook"]
 
 
 def code_cells(notebook: dict[str, Any]) -> list[tuple[str, str]]:

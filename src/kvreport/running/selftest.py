@@ -27,7 +27,7 @@ from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
-from kvreport.publishing import found
+from kvreport.publishing import found, keep
 
 SCHEMA = 1
 
@@ -166,7 +166,5 @@ def write(done: records.Run, file: Path) -> None:
     text = json.dumps({"schema": SCHEMA, **about, "rows": rows}, indent=1) + "\n"
     if named := [*privacy.owner_in(text), *privacy.secrets_in(text)]:
         raise UserError(f"{file} was not written, since it would publish {'; '.join(named)}")
-    part = file.with_name(f".{file.name}.partial")
     with records.writable(file.parent):
-        part.write_text(text, "utf-8")
-        part.replace(file)
+        keep(file, text.encode())

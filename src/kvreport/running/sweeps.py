@@ -12,9 +12,8 @@ A sweep file is YAML::
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -53,8 +52,7 @@ class _File(BaseModel):
     settings: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One run of a sweep.
 
     Attributes

@@ -4,11 +4,9 @@
 :mod:`~kvreport.site.inserts` fills pages with what they gather from all chapters: verdicts, figures, runs,
 :mod:`~kvreport.site.folds` folds away what most readers of a chapter pass over,
 :mod:`~kvreport.site.repository` tells the pages who wrote the book and where it lives, if that is known,
-:mod:`~kvreport.site.pictures` lets pictures load when they come near,
-:mod:`~kvreport.site.social` gives a link to a page a picture,
 :mod:`~kvreport.site.badges` lays the atlas's badges beside the pages,
 :mod:`~kvreport.site.pdf` prints chapters where that is asked for, and
-:mod:`~kvreport.site.clean_assets` mends faults that this set of packages puts into every page.
+:mod:`~kvreport.site.finishing` gives each page its last touches: faults mended, pictures that wait.
 """
 
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from kvreport.site import badges, clean_assets, executed, folds, inserts, pdf, pictures, repository, social
+from kvreport.site import badges, executed, finishing, folds, inserts, pdf, repository
 
 STATIC = Path(__file__).parent / "static"
 # Chapters were once numbered by their documents: pages under their old addresses lead on.
@@ -30,7 +28,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_css_file("kvbook.css")
     for script in ("filter", "memory", "tables"):
         app.add_js_file(f"kvbook-{script}.js", loading_method="defer")
-    for part in (repository, executed, folds, inserts, clean_assets, pictures, social, badges, pdf):
+    for part in (repository, executed, folds, inserts, finishing, badges, pdf):
         part.connect(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 

@@ -3,8 +3,8 @@
 import re
 from itertools import takewhile
 
+from kvbook import paths
 from kvreport.publishing import checkout
-from kvreport.site.context import Context
 
 FIRST = "## 0.1.0"
 SOURCE = "CHANGELOG.md"
@@ -12,10 +12,10 @@ _RELEASE = re.compile(r"^(?=## )", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\(([^):]+)\)")
 
 
-def markdown(context: Context) -> str:
+def markdown() -> str:
     """Write the notes of every release after the first; links lead to where their files are."""
-    _, *releases = _RELEASE.split((context.root / SOURCE).read_text("utf-8"))
-    book = checkout.of(context.root)
+    _, *releases = _RELEASE.split((paths.ROOT / SOURCE).read_text("utf-8"))
+    book = checkout.of(paths.ROOT)
 
     def link(found: re.Match[str]) -> str:
         words, to = found.groups()

@@ -1,17 +1,18 @@
 """The runs that built the pages of this copy of the book: one table, read from the executed chapters."""
 
 import json
+from collections.abc import Iterable
 
 from kvbook import paths
 from kvbook.runs import evidence
-from kvreport.publishing import processors, published
-from kvreport.site.context import Context
+from kvreport.publishing import processors
+from kvreport.running.planning import Chapter, run_of
 from kvreport.site.overlay import csv_table
 
 
-def markdown(context: Context) -> str:
+def markdown(chapters: Iterable[Chapter]) -> str:
     """Write the table of runs, and below it the versions that they share or that set them apart."""
-    runs = {chapter.stem: published.run_of(chapter.executed) for chapter in context.chapters}
+    runs = {chapter.stem: run_of(chapter.executed) for chapter in chapters}
     if not runs:
         return "No chapter has been executed yet."
     rows = [["chapter", "parameter set", "device", "started (UTC)", "took", "commit", "run"]]
@@ -23,20 +24,18 @@ def markdown(context: Context) -> str:
     return f"{csv_table('tab-runs', caption, rows)}\n\n{_versions(list(runs.values()))}"
 
 
-def recorded_processors(_context: Context) -> str:
+def recorded_processors() -> str:
     """Write the table of processors whose runs the book cites: what the runs recorded, and what is from notes."""
     machines: dict[str, list[dict]] = {}
     cited = (folder for roles in evidence.manifest().values() for folders in roles.values() for folder in folders)
     for folder in dict.fromkeys(cited):
-        machine = json.loads((paths.RECORDED_RUNS / folder / "run.json").read_text("utf-8")).get("machine")
-        if machine:
+        if machine := json.loads((paths.RECORDED_RUNS / folder / "run.json").read_text("utf-8")).get("machine"):
             machines.setdefault(machine["processor"], []).append(machine)
     if not machines:
         return "No run is cited."
     rows = [["the system's name", "recorded by the runs", "of runs", "from notes, for the others"]]
     for name, of in machines.items():
-        told = [machine for machine in of if processors.is_recorded(machine)]
-        others = [machine for machine in of if not processors.is_recorded(machine)]
+        told, others = ([one for one in of if processors.is_recorded(one) is known] for known in (True, False))
         said = [processors.label(some) if some else "" for some in (told, others)]
         rows.append([name, said[0], f"{len(told)} of {len(of)}", said[1]])
     caption = "Processors of the published runs. Family, model and instruction sets are recorded since version 0.2.0."

@@ -6,6 +6,7 @@ without JavaScript, and without a style sheet everything stands one below the ot
 
 import html
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import pandas as pd
@@ -43,11 +44,11 @@ def markdown() -> str:
     answers = recorded()
     if not answers:
         return ""
-    panels = [_panel(loop, dtype, answers) for loop in LOOPS for dtype in DTYPES if dtype in answers]
+    panels = [_panel(loop, dtype, answers) for loop in LOOPS for dtype in answers]
     lines = [
         '<form class="kvbook-first-choice" aria-label="Choose how the cache is reused, and the precision">',
         _choice("loop", "What is cached", {name: loop[0] for name, loop in LOOPS.items()}),
-        _choice("dtype", "Precision", {dtype: wording.DTYPES[dtype] for dtype in DTYPES if dtype in answers}),
+        _choice("dtype", "Precision", {dtype: wording.DTYPES[dtype] for dtype in answers}),
         "</form>", '<div aria-live="polite">', *panels, "</div>", _gauge(), f"<p>{_made_on(answers)}</p>",
     ]
     return _framed(lines)
@@ -81,7 +82,7 @@ def leads() -> str:
 def finer() -> str:
     """Draw all answers of the right loop in each dtype, and the drift of both loops."""
     answers = recorded()
-    strips = [_strip(chosen(answers[dtype][0], RIGHT), dtype) for dtype in DTYPES if dtype in answers]
+    strips = [_strip(chosen(rows, RIGHT), dtype) for dtype, (rows, _) in answers.items()]
     return _framed([*strips, _gauge(), f"<p>{_made_on(answers, '../')}</p>"]) if strips else ""
 
 
@@ -90,21 +91,21 @@ def _framed(lines: Sequence[str]) -> str:
 
 
 def recorded() -> dict[str, tuple[pd.DataFrame, Run]]:
-    """Read the answers by dtype, each from the processor that asked most questions in it."""
+    """Read the answers by dtype, the coarsest first, each from the processor that asked most questions in it."""
     best: dict[str, tuple[pd.DataFrame, Run]] = {}
     for role in (evidence.PUBLISHED, FINEST):
         if role not in evidence.manifest().get(CHAPTER, {}):
             continue
-        by_processor: dict[str, list[Run]] = {}
+        by_processor: dict[str, list[Run]] = defaultdict(list)
         for run in evidence.cited(CHAPTER, role, reuse.EXPERIMENTS).get("reused_questions", []):
-            by_processor.setdefault(run.about["machine"]["processor"], []).append(run)
+            by_processor[run.about["machine"]["processor"]].append(run)
         for runs in by_processor.values():
             run = evidence.joined(runs)
             answers = found.of_runs(CHAPTER, {"reused_questions": run})["answers"]
             for dtype, of_dtype in answers.groupby("dtype"):
                 if dtype not in best or len(of_dtype) > len(best[dtype][0]):
                     best[dtype] = (of_dtype, run)
-    return best
+    return {dtype: best[dtype] for dtype in DTYPES if dtype in best}
 
 
 def chosen(answers: pd.DataFrame, loop: str) -> pd.DataFrame:
@@ -131,8 +132,9 @@ def _choice(name: str, legend: str, answers: dict[str, str]) -> str:
 
 def _panel(loop: str, dtype: str, answers: dict[str, tuple[pd.DataFrame, Run]]) -> str:
     rows = chosen(answers[dtype][0], loop)
-    question = example(answers[DTYPES[0]][0] if DTYPES[0] in answers else answers[dtype][0])
-    row = rows[rows["item"] == question].iloc[0] if (rows["item"] == question).any() else rows.iloc[0]
+    coarsest, _ = next(iter(answers.values()))
+    asked = rows[rows["item"] == example(coarsest)]
+    row = (asked if len(asked) else rows).iloc[0]
     return (
         f'<div class="kvbook-case" data-loop="{loop}" data-dtype="{dtype}">'
         f'<p class="kvbook-question">“{html.escape(row["item"])}”</p>'
@@ -157,10 +159,9 @@ def _strip(rows: pd.DataFrame, dtype: str) -> str:
     said = f"{kept} answers to our questions keep all tokens in {wording.DTYPES[dtype]}"
     bars = []
     for place, (first, tokens) in enumerate(zip(rows["first"], rows["tokens_uncached"], strict=True)):
-        height = 20 * min(1.0, first / len(tokens)) if first != math.inf else 20
         look = "kept" if first == math.inf else "lost"
         # What differs from the first token on still has a foot to be seen.
-        height = max(height, 2)
+        height = max(2, 20 * min(1.0, first / len(tokens)))
         bars.append(f'<rect class="{look}" x="{6 * place}" y="{20 - height:.3g}" width="5" height="{height:.3g}"/>')
     # Of one width for each bar, however many questions were asked.
     size = f"0 0 {6 * max(len(rows), MOST_QUESTIONS) - 1} 20"
@@ -212,11 +213,9 @@ def _place(drift: float) -> float:
 
 def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> str:
     """Name model, texts and processor, and lead to the chapter from a page that lies so far below the top."""
-    runs: dict[str, list[str]] = {}
-    for dtype in DTYPES:
-        if dtype in answers:
-            machine = answers[dtype][1].about["machine"]
-            runs.setdefault(processors.label([machine]), []).append(wording.DTYPES[dtype])
+    runs: dict[str, list[str]] = defaultdict(list)
+    for dtype, (_, run) in answers.items():
+        runs[processors.label([run.about["machine"]])].append(wording.DTYPES[dtype])
     where = "; ".join(f"{', '.join(dtypes)} on the {processor}" for processor, dtypes in runs.items())
     model = next(iter(answers.values()))[1].about["models"][0]["name"]
     return (

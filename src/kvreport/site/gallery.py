@@ -3,14 +3,15 @@
 import io
 import os
 import string
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvreport.publishing import citation, published
+from kvreport.publishing import citation, keep, published
 from kvreport.publishing.published import Published
-from kvreport.site.context import Context
+from kvreport.running.planning import Chapter
 
 # Twice the width at which a page shows it, for screens with fine pixels.
 THUMBNAIL_PIXELS = 520
@@ -20,38 +21,36 @@ _COLOURS = 64
 _MARKS = str.maketrans({mark: "\\" + mark for mark in string.punctuation})
 
 
-def markdown(context: Context) -> str:
+def markdown(chapters: Iterable[Chapter], page: Path) -> str:
     """Write the gallery."""
-    figures = [item for item in published.everything(context.executed) if item.kind == "figure"]
+    everything = published.everything(chapter.executed for chapter in chapters)
+    figures = [item for item in everything if item.kind == "figure"]
     sections = []
     for title, items in groupby(figures, key=lambda item: item.title):
-        tiles = "\n\n".join(_tile(item, context) for item in items)
+        shown = (linked(item, _thumbnail(item), page) for item in items)
+        tiles = "\n\n".join(f":::::{{container}} kvbook-tile\n{one}\n:::::" for one in shown)
         sections.append(f"## {title}\n\n::::::{{container}} kvbook-gallery\n{tiles}\n::::::")
     return "\n\n".join(sections) or "No chapter has published a figure yet."
 
 
-def whole(name: str, context: Context) -> str:
+def whole(name: str, chapters: Sequence[Chapter], page: Path) -> str:
     """Write one figure as wide as the text; nothing before its chapter is executed."""
-    for item in published.everything(context.executed):
+    for item in published.everything(chapter.executed for chapter in chapters):
         if item.name == name:
-            return linked(item, _kept(item, f"{name}-whole.png", item.picture or b""), context)
-    if context.executed:
+            return linked(item, keep(_thumbnails(item) / f"{name}-whole.png", item.picture), page)
+    if chapters:
         raise UserError(f"no chapter publishes the figure {name}")
     return ""
 
 
-def _tile(item: Published, context: Context) -> str:
-    return f":::::{{container}} kvbook-tile\n{linked(item, _thumbnail(item), context)}\n:::::"
-
-
-def linked(item: Published, file: Path, context: Context) -> str:
+def linked(item: Published, file: Path, page: Path) -> str:
     """Write a picture that leads to its figure, and the first sentence of the caption."""
-    picture, top = (Path(os.path.relpath(path, context.page)).as_posix() for path in (file, context.root))
+    picture, top = (Path(os.path.relpath(path, page)).as_posix() for path in (file, paths.ROOT))
     sentence = citation.heading(item)
     end = "" if sentence.endswith("…") else "."
     return (
         # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.
-        f"::::{{image}} {picture}\n:alt: {' '.join((item.alt or '').split())}\n:class: dark-light\n"
+        f"::::{{image}} {picture}\n:alt: {' '.join(item.alt.split())}\n:class: dark-light\n"
         f":target: {top}/{item.place}\n::::\n\n"
         f"{{numref}}`{item.name}`: {sentence.translate(_MARKS)}{end}"
     )
@@ -60,19 +59,14 @@ def linked(item: Published, file: Path, context: Context) -> str:
 def _thumbnail(item: Published) -> Path:
     from PIL import Image
 
-    full = Image.open(io.BytesIO(item.picture or b"")).convert("RGB")
+    full = Image.open(io.BytesIO(item.picture)).convert("RGB")
     small = full.resize(
         (THUMBNAIL_PIXELS, round(full.height * THUMBNAIL_PIXELS / full.width)), Image.Resampling.LANCZOS
     )
     content = io.BytesIO()
     small.quantize(_COLOURS, dither=Image.Dither.NONE).save(content, format="png", optimize=True)
-    return _kept(item, f"{item.name}.png", content.getvalue())
+    return keep(_thumbnails(item) / f"{item.name}.png", content.getvalue())
 
 
-def _kept(item: Published, name: str, content: bytes) -> Path:
-    """Write a picture where it is not there yet, so that nothing is rendered again."""
-    file = paths.BUILD / "thumbnails" / item.chapter / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if not file.is_file() or file.read_bytes() != content:
-        file.write_bytes(content)
-    return file
+def _thumbnails(item: Published) -> Path:
+    return paths.BUILD / "thumbnails" / item.chapter

@@ -4,20 +4,19 @@ Read from ``data/history.csv.gz``: a line per release and architecture, the outc
 ``tools/history.py`` writes that file from the rows of ``kvbook atlas --transformers``.
 """
 
-import csv
-import gzip
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
+import pandas as pd
 
 from kvbook import paths
 from kvbook.atlas import table
 from kvbook.atlas.names import CHUNKED, PATHS, WHOLE
 from kvbook.diagnosis import execution_paths
+from kvbook.settings import read_yaml
 from kvreport.site.overlay import csv_table
 
 RECORDED, DATED = paths.ROOT / "data" / "history.csv.gz", paths.ROOT / "data" / "dated_faults.yaml"
@@ -42,15 +41,18 @@ def order(release: str) -> tuple[int, ...]:
 
 def read(file: Path = RECORDED) -> tuple[Row, ...]:
     """Read recorded rows, oldest release first; none where no release is recorded yet."""
-    if not file.exists():
-        return ()
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as file:
-        return tuple(sorted(csv.DictReader(file), key=lambda row: (order(row["release"]), row["architecture"])))
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records") if file.exists() else []
+    return tuple(sorted(rows, key=lambda row: (order(row["release"]), row["architecture"])))
 
 
 def wrong(row: Row) -> list[str]:
     """List the paths on which a row's cache is wrong."""
     return [path for path in JUDGED if row.get(path) == table.BUG]
+
+
+def faults(rows: Iterable[Row]) -> list[tuple[Row, str]]:
+    """List the wrong cells: a row and a path."""
+    return [(row, path) for row in rows for path in wrong(row)]
 
 
 def outcome(row: Row) -> str:
@@ -87,7 +89,7 @@ def spans(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def dated() -> list[dict[str, Any]]:
     """Read the faults that public threads describe."""
-    return yaml.safe_load(DATED.read_text("utf-8"))
+    return read_yaml(DATED)
 
 
 def recall(fault: Mapping[str, Any], rows: Iterable[Row]) -> str:
@@ -111,7 +113,7 @@ def recall(fault: Mapping[str, Any], rows: Iterable[Row]) -> str:
 
 def causes() -> list[dict[str, Any]]:
     """Read why caches were wrong."""
-    return yaml.safe_load(CAUSES.read_text("utf-8"))
+    return read_yaml(CAUSES)
 
 
 def cause_of(row: Row, path: str, known: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -148,12 +150,11 @@ def explained(rows: Iterable[Row], known: Sequence[Mapping[str, Any]]) -> tuple[
     """Count the wrong cells of each cause, and list those that have none."""
     cells: dict[int, list[tuple[Row, str]]] = defaultdict(list)
     left: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in rows:
-        for path in wrong(row):
-            if (one := cause_of(row, path, known)) is None:
-                left[row["architecture"], path].append(row["release"])
-            else:
-                cells[known.index(one)].append((row, path))
+    for row, path in faults(rows):
+        if (one := cause_of(row, path, known)) is None:
+            left[row["architecture"], path].append(row["release"])
+        else:
+            cells[known.index(one)].append((row, path))
     told: list[list[object]] = [["cause", "kind", "known by", "architectures", "cells", "releases", "read on"]]
     for at, found in sorted(cells.items(), key=lambda each: -len(each[1])):
         one, releases = known[at], sorted({row["release"] for row, _ in found}, key=order)
@@ -192,10 +193,9 @@ def stories(rows: Sequence[Row]) -> list[tuple[str, str]]:
     known, threads = causes(), defaultdict(set)
     for fault in dated():
         threads[fault["architecture"], fault["path"]].update(fault["threads"])
-    for row in rows:
-        for path in wrong(row):
-            if one := cause_of(row, path, known):
-                threads[row["architecture"], path].update(one["threads"])
+    for row, path in faults(rows):
+        if one := cause_of(row, path, known):
+            threads[row["architecture"], path].update(one["threads"])
     newest = rows[-1]["release"] if rows else None
     lived: dict[tuple[str, str, str, str | None], list[str]] = defaultdict(list)
     for one in spans(rows):
@@ -240,15 +240,13 @@ def markdown() -> str:
 
 def _lines() -> list[str]:
     """Say how much of each model's own source the paths execute."""
-    with LINES.open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if row["lines"]]
-    shares = sorted(int(row["executed"]) / int(row["lines"]) for row in found)
-    told = [["architecture", "file", "lines", "executed"]]
-    told += [[row["architecture"], row["file"], row["lines"], row["executed"]] for row in found]
+    found = pd.read_csv(LINES, dtype=str, keep_default_na=False).query("lines != ''")
+    shares = sorted(found["executed"].astype(int) / found["lines"].astype(int))
+    told = found[["architecture", "file", "lines", "executed"]]
     return [
         "## How much of each model's source the paths execute",
         "Counted are the lines of the methods that a tiny model has, in its own file, in "
-        f"{found[0]['release']}. In the median of {len(found)} architectures the paths execute "
+        f"{found['release'].iloc[0]}. In the median of {len(found)} architectures the paths execute "
         f"{shares[len(shares) // 2]:.0%} of them, and {shares[0]:.0%} at least. A fault could hide in what they miss. "
         f"`{LINES.relative_to(paths.ROOT)}` has their numbers.",
         csv_table("tab-history-lines", "Lines of a model's own source that the paths execute.", told, filtered=True),
@@ -259,8 +257,7 @@ def _by_kind(told: Sequence[Sequence[object]]) -> str:
     """Say in a sentence how many wrong cells are not the fault of a cache."""
     cells: Counter[str] = Counter()
     for _cause, kind, by, _names, count, *_ in told[1:]:
-        cells[kind] += count
-        cells[by] += count
+        cells.update({kind: count, by: count})
     return (
         f"In {cells['uncached']} of them the pass without a cache is the wrong one, in {cells['no promise']} a class "
         f"takes a cache that it does not promise, and {cells['ours']} are ours: the class wants other positions "
@@ -275,7 +272,6 @@ def _by_kind(told: Sequence[Sequence[object]]) -> str:
 def _measured(rows: Sequence[Row]) -> list[str]:
     releases = whole(rows)
     told, left = explained(rows, causes())
-    total = sum(len(wrong(row)) for row in rows)
     open_ones = f"Without a cause: {'; '.join(left)}." if left else "Each has a cause in the table."
     cells = {(row["architecture"], row["release"]): row for row in rows}
     faulty = {line[0]: line[2] for line in counts(rows)[1:]}
@@ -312,6 +308,6 @@ def _measured(rows: Sequence[Row]) -> list[str]:
             "tab-history-faults", "Faults by architecture.", [["architecture", "story"], *stories(rows)], filtered=True
         ),
         "## Why they were wrong",
-        f"{total} cells are wrong, one an architecture, release and path. {open_ones} {_by_kind(told)}",
+        f"{len(faults(rows))} cells are wrong, one an architecture, release and path. {open_ones} {_by_kind(told)}",
         csv_table("tab-history-causes", "Wrong cells by cause.", told),
     ]

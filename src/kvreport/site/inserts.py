@@ -1,18 +1,18 @@
 """What a page asks for with a comment such as ``<!-- part: ledger -->``: parts that only executed chapters can fill."""
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
+from kvbook import paths
 from kvbook.errors import UserError
 from kvreport.publishing import captions, citation, evaluated
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.measures import ROLE
+from kvreport.running.planning import Chapter
 from kvreport.site import changes, environment, first_screen, gallery, history, ledger, running, sentences, speed
-from kvreport.site.context import Context
 
 # One on a line of its own; the line becomes the part. Of a figure the name stands after a colon.
 _MARK = re.compile(r"^<!-- part: ([^:\n]+?)(?:: (\S+))? -->$", re.MULTILINE)
@@ -20,17 +20,18 @@ _MARK = re.compile(r"^<!-- part: ([^:\n]+?)(?:: (\S+))? -->$", re.MULTILINE)
 _MADE_ON = re.compile(r"<!-- made on -->")
 _ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
 
-# Read from executed chapters: a page that asks for one of these is read again when any of them has run again.
-OF_CHAPTERS: dict[str, Callable[[Context], str]] = {
-    "ledger": lambda context: ledger.markdown(ledger.verdicts(context.chapters)),
-    "outcomes": lambda context: sentences.outcomes(context.chapters),
+# Read from executed chapters, and written with links from a page's folder: a page that asks for one of these is read
+# again when any of them has run again.
+OF_CHAPTERS: dict[str, Callable[[Sequence[Chapter], Path], str]] = {
+    "ledger": lambda chapters, _page: ledger.markdown(ledger.verdicts(chapters)),
+    "outcomes": lambda chapters, _page: sentences.outcomes(chapters),
     "gallery": gallery.markdown,
-    "runs": environment.markdown,
+    "runs": lambda chapters, _page: environment.markdown(chapters),
 }
 # A figure of a chapter, which also stands on this page: its name follows.
 FIGURE = "figure"
 # The others are handed no chapters.
-PARTS: dict[str, Callable[[Context], str]] = {
+PARTS: dict[str, Callable[[], str]] = {
     "processors": environment.recorded_processors,
     "memory": running.memory,
     "cards": running.cards,
@@ -41,16 +42,16 @@ PARTS: dict[str, Callable[[Context], str]] = {
     "install line": running.install_line,
     "gpu parameters": running.gpu_parameters,
     "never on cuda": running.never_on_cuda,
-    "first screen": lambda _context: first_screen.markdown(),
+    "first screen": first_screen.markdown,
     "changes": changes.markdown,
-    "fork": lambda _context: first_screen.fork(),
-    "leads": lambda _context: first_screen.leads(),
-    "finer": lambda _context: first_screen.finer(),
-    "history": lambda _context: history.markdown(),
-    "speed": lambda _context: speed.speed(),
-    "targets": lambda _context: speed.targets(),
-    "growth": lambda _context: speed.growth(),
-    "how to cite": lambda context: f"```none\n{citation.of_book(origin.of(context.root))}```",
+    "fork": first_screen.fork,
+    "leads": first_screen.leads,
+    "finer": first_screen.finer,
+    "history": history.markdown,
+    "speed": speed.speed,
+    "targets": speed.targets,
+    "growth": speed.growth,
+    "how to cite": lambda: f"```none\n{citation.of_book(origin.of(paths.ROOT))}```",
 }
 
 
@@ -64,17 +65,17 @@ def shows_chapters(text: str) -> bool:
     return any(name in (*OF_CHAPTERS, FIGURE) for name, _ in _MARK.findall(text))
 
 
-def fill(text: str, context: Context) -> str:
-    """Replace every mark in a page's source."""
+def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
+    """Replace every mark in the source of a page in a folder; the chapters have been executed."""
 
     def part(mark: re.Match[str]) -> str:
         if mark[1] == FIGURE:
-            return gallery.whole(mark[2], context)
+            return gallery.whole(mark[2], chapters, page)
         if mark[1] in OF_CHAPTERS:
-            return OF_CHAPTERS[mark[1]](context)
+            return OF_CHAPTERS[mark[1]](chapters, page)
         if mark[1] not in PARTS:
             raise UserError(f"a page asks for the part {mark[1]!r}; there are: {', '.join([*OF_CHAPTERS, *PARTS])}")
-        return PARTS[mark[1]](replace(context, chapters=()))
+        return PARTS[mark[1]]()
 
     def measured(role: re.Match[str]) -> str:
         if role["chapter"] is None or (book := evaluated.published(role["chapter"])) is None:
@@ -94,10 +95,9 @@ def fill(text: str, context: Context) -> str:
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    page = Path(app.env.doc2path(docname)).parent
     if "<!-- part: changes -->" in source[0]:
         app.env.note_dependency(str(Path(app.srcdir) / changes.SOURCE))
     try:
-        source[0] = fill(source[0], Context(list(app.kvbook_chapters.values()), page, Path(app.srcdir)))
+        source[0] = fill(source[0], list(app.kvbook_chapters.values()), Path(app.env.doc2path(docname)).parent)
     except UserError as error:
         raise SystemExit(f"kvbook: page {docname}: {error}") from None

@@ -8,8 +8,10 @@ only say what the chapters' pages say.  A second chapter on a document calls its
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import get_args
+
+import pandas as pd
 
 from kvbook import paths
 from kvreport.publishing import published
@@ -25,8 +27,8 @@ DIFFERS = "differs by processor"
 def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
     """Yield every verdict that the chapters published."""
     for chapter in chapters:
-        for output in published.outputs(published.read(chapter.executed)):
-            if (table := published.table_of(output)) and table["name"].startswith(_PREFIX):
+        for table, _ in published.items(published.read(chapter.executed)):
+            if table["name"].startswith(_PREFIX):
                 about = {"document": _document(table["name"]), "table": table["name"]}
                 yield from (about | row for row in csv.DictReader(io.StringIO(table["csv"])))
 
@@ -40,42 +42,33 @@ def _document(table: str) -> str:
 
 def markdown(rows: Iterable[dict[str, str]]) -> str:
     """Write the ledger: how many verdicts of each kind, then every claim in one table."""
-    rows = list(rows)
-    if not rows:
+    claims = pd.DataFrame(rows)
+    if claims.empty:
         return "No chapter has published verdicts yet."
-    documents: dict[str, list[str]] = {}
-    for row in rows:
-        if row["table"] not in (tables := documents.setdefault(row["document"], [])):
-            tables.append(row["table"])
-    counts = Counter(map(_kind, rows))
+    claims["kind"] = claims["verdict"].where(claims["verdict"].isin(get_args(Word)), DIFFERS)
+    claims["link"] = "[" + claims["document"] + "](#" + claims["table"] + ")"
+    # A document's name leads to the table of the first chapter on it.
+    documents = claims.groupby("document", sort=False)["link"].first()
+    counts = Counter(claims["kind"])
     kinds = ", ".join(
         f"{count} {verdict if count == 1 else verdict.replace('differs', 'differ')}"
         for verdict, count in counts.most_common()
     )
-    parts = [f"Claims checked: {len(rows)}; documents: {len(documents)}; verdicts: {kinds}."]
-    differing = [row for row in rows if _kind(row) == DIFFERS]
+    parts = [f"Claims checked: {len(claims)}; documents: {len(documents)}; verdicts: {kinds}."]
     # What a claim quotes is in the table below.
-    lines = [f"- {row['claim'].partition(' “')[0].rstrip('.')}: **{row['verdict']}**." for row in differing]
+    differing = claims[claims["kind"] == DIFFERS].itertuples()
+    lines = [f"- {row.claim.partition(' “')[0].rstrip('.')}: **{row.verdict}**." for row in differing]
     parts += ["\n".join(lines)] if lines else []
-    by_document = Counter((row["document"], _kind(row)) for row in rows)
-    summary = [
-        [word, *(by_document[document, word] or "" for document in documents)]
-        for word in (*get_args(Word), DIFFERS)
-        if word in counts
-    ]
-    header = ["verdict", *(f"[{document}](#{tables[0]})" for document, tables in documents.items())]
+    words = [word for word in (*get_args(Word), DIFFERS) if word in counts]
+    summary = pd.crosstab(claims["kind"], claims["document"]).loc[words, documents.index]
+    summary = summary.map(lambda count: count or "").set_axis(documents, axis=1).reset_index(names="verdict")
     caption = "Verdicts on the documents' claims, counted; each document's name leads to its claims in the chapter."
-    parts.append(csv_table("tab-ledger", caption, [header, *summary]))
-    claims = [[row["verdict"], f"[{row['document']}](#{row['table']})", row["n"], row["claim"]] for row in rows]
+    parts.append(csv_table("tab-ledger", caption, summary))
     caption = (
         "Every claim in our words and its own, with its verdict. A document's name leads to the rule, the numbers and "
         "what it published; n counts independent units."
     )
-    table = csv_table("tab-ledger-claims", caption, [["verdict", "document", "n", "claim"], *claims], filtered=True)
-    parts.append(f":::::{{dropdown}} All {len(rows)} claims, to search and to sort\n{table}\n:::::")
+    shown = claims.assign(document=claims["link"])[["verdict", "document", "n", "claim"]]
+    table = csv_table("tab-ledger-claims", caption, shown, filtered=True)
+    parts.append(f":::::{{dropdown}} All {len(claims)} claims, to search and to sort\n{table}\n:::::")
     return "\n\n".join(parts)
-
-
-def _kind(row: Mapping[str, str]) -> str:
-    """Give a claim's verdict, or that it is another one on each processor."""
-    return row["verdict"] if row["verdict"] in get_args(Word) else DIFFERS

@@ -15,14 +15,17 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from kvbook.errors import UserError
-from kvreport.publishing import citation, processors, provenance, wording
+from kvreport.publishing import citation, processors, provenance, published, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
+from kvreport.running.planning import Chapter
+from kvreport.site import citations, pdf
 
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
@@ -41,54 +44,28 @@ _COUNTS = {"n_samples": "texts", "n_tokens": "tokens each", "n_prompts": "prompt
 _BLOCK_START = re.compile(r"^\s*([-+*#>]|\d+[.)])(?=\s|$)|^\s*(?:(:)(?=::)|(~)(?=~~)|(`)(?=``[^`]*$))")
 
 
-@dataclass(frozen=True)
-class Files:
-    """Where what a page offers lies.
+def overlay(
+    source: Notebook, executed: Notebook, chapter: Chapter, captions: Mapping[str, Caption], site: str | None = None
+) -> Notebook:
+    """Join a source notebook with the outputs of its executed copy.
 
-    Attributes
-    ----------
-    page : Path
-        The folder of the source; links are written relative to it.
-    figures : Path
-        The folder with the chapter's figure files.
-    made : Path
-        The folder of what :mod:`kvreport.site.citations` wrote: a BibTeX file for each figure and table, and the
-        verdicts.
-    executed : Path
-        The executed copy, offered for download.
-    address : str or None
-        Of the page in the published site; None where nobody knows it.
-    pdf : str or None
-        Address of the page's PDF, relative to the page; None where none is made.
+    Captions are those that it has in markdown; the site's address is left out where nobody knows it.
     """
-
-    page: Path
-    figures: Path
-    made: Path
-    executed: Path
-    address: str | None = None
-    pdf: str | None = None
-
-
-def overlay(source: Notebook, executed: Notebook, files: Files, captions: Mapping[str, Caption]) -> Notebook:
-    """Join a source notebook with the outputs of its executed copy; captions are those that it has in markdown."""
     _refuse_failed(executed)
     executed = _captioned(executed, captions)
     outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
     merged = copy.deepcopy(source)
     cells: list[Cell] = []
     for cell in merged["cells"]:
-        if cell["cell_type"] != "code":
-            cells.append(cell)
-            continue
-        if (ran := outputs.get(cell["id"])) is None or _text(ran) != _text(cell):
-            raise UserError(f"cell {cell['id']!r} is not the one that was executed: execute the chapter again")
-        cell["outputs"] = copy.deepcopy(ran["outputs"])
-        cell["execution_count"] = ran.get("execution_count")
-        cells += _shown(cell, files)
-        if "parameters" in _tags(cell):
-            cells += [copy.deepcopy(ran) for ran in outputs.values() if INJECTED in _tags(ran)]
-    cells.append(_how_it_was_run(executed["metadata"]["kvbook"], files))
+        cells.append(cell)
+        if cell["cell_type"] == "code":
+            if (ran := outputs.get(cell["id"])) is None or _text(ran) != _text(cell):
+                raise UserError(f"cell {cell['id']!r} is not the one that was executed: execute the chapter again")
+            cell |= {"outputs": ran["outputs"], "execution_count": ran.get("execution_count")}
+            cells += _following(cell, chapter, site)
+            if "parameters" in _tags(cell):
+                cells += [ran for ran in outputs.values() if INJECTED in _tags(ran)]
+    cells.append(_how_it_was_run(executed["metadata"]["kvbook"], chapter))
     merged["cells"] = cells
     return merged
 
@@ -99,14 +76,9 @@ def _captioned(executed: Notebook, captions: Mapping[str, Caption]) -> Notebook:
     for cell in executed["cells"]:
         if "outputs" in cell:
             cell["outputs"] = [out for out in cell["outputs"] if "kvbook_runs" not in out.get("metadata", {})]
-        for output in cell.get("outputs", ()):
-            metadata = output.get("metadata", {})
-            for item in (metadata.get("image/png", {}), metadata.get("text/html", {}).get("kvbook_table") or {}):
-                if "name" in item:
-                    if (name := item["name"]) not in captions:
-                        raise UserError(f"{name} has no caption: write one in a block :::{{caption}} {name}")
-                    whose = f"{YOURS} " if speaks_of_the_book(item) else ""
-                    item |= {"caption": f"{whose}{captions[name].text}", "alt": captions[name].alt}
+    for item, _ in published.items(executed):
+        caption, whose = captions[item["name"]], f"{YOURS} " if speaks_of_the_book(item) else ""
+        item |= {"caption": f"{whose}{caption.text}", "alt": caption.alt}
     return executed
 
 
@@ -117,65 +89,62 @@ def _refuse_failed(executed: Notebook) -> None:
         raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
 
 
-def _shown(cell: Cell, files: Files) -> Iterator[Cell]:
-    """Yield the cell, and after it what its published figure or table adds."""
+def _following(cell: Cell, chapter: Chapter, site: str | None) -> list[Cell]:
+    """Give what follows a cell that publishes a figure or tables; its output keeps the figure alone."""
     after: list[Cell] = []
-    kept = []
-    count = 0
-    for output in cell["outputs"]:
-        metadata = output.get("metadata", {})
-        figure = metadata.get("image/png", {})
-        table = metadata.get("text/html", {}).get("kvbook_table")
-        if "name" in figure:
-            count += 1
+    items = [item for item, _ in published.items({"cells": [cell]})]
+    figures = [item for item in items if item["name"].startswith("fig-")]
+    if len(figures) > 1:
+        remedy = "give each a cell, so that each gets a caption"
+        raise UserError(f"cell {cell['id']!r} publishes {len(figures)} figures: {remedy}")
+    for item in items:
+        if item in figures:
             look = cell["metadata"].setdefault("mystnb", {})
-            look["figure"] = {"name": figure["name"], "caption": figure["caption"]}
+            look["figure"] = {"name": item["name"], "caption": item["caption"]}
             # dark-light: the theme leaves the figure alone, and kvbook.css turns its light and dark round, not its
             # hues, which its legend names.
-            look["image"] = {"alt": figure["alt"], "classes": "dark-light"}
-            after.append(_offered(figure, files))
-        if table is None:
-            kept.append(output)
+            look["image"] = {"alt": item["alt"], "classes": "dark-light"}
         else:
-            after += [_markdown(f"shown-{table['name']}", table_directive(table)), _offered(table, files)]
-    if count > 1:
-        raise UserError(f"cell {cell['id']!r} publishes {count} figures: give each a cell, so that each gets a caption")
-    cell["outputs"] = kept
-    yield cell
-    yield from after
+            rows = csv.reader(io.StringIO(item["csv"]))
+            table = csv_table(item["name"], item["caption"], rows, item.get("filtered", False))
+            after.append(_markdown(f"shown-{item['name']}", table))
+        after.append(_offered(item, chapter, site))
+    cell["outputs"] = [output for output in cell["outputs"] if published.item_of(output) in (None, *figures)]
+    return after
 
 
-def _offered(published: Mapping[str, Any], files: Files) -> Cell:
+def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cell:
     """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
-    name = published["name"]
-    folder = files.made if published.get("judged") else files.figures
+    name, made = item["name"], citations.folder(chapter)
+    folder = made if item.get("judged") else chapter.figures
     links = [
-        _download(label, folder / f"{name}.{kind}", files.page)
+        _download(label, folder / f"{name}.{kind}", chapter)
         for kind, label in _FILE_KINDS.items()
-        if kind in published["files"]
+        if kind in item["files"]
     ]
     cited, how = f"`{name}` {citation.OWN_RUN}.", "How this was run"
-    if provenance.is_recorded(published.get("made_by", ())):
-        bibtex = files.made / f"{name}.bib"
-        links.append(_download("BibTeX", bibtex, files.page))
+    if provenance.is_recorded(item.get("made_by", ())):
+        bibtex = made / f"{name}.bib"
+        links.append(_download("BibTeX", bibtex, chapter))
         cited, how = f"```none\n{bibtex.read_text('utf-8')}```", f"{how}, and how to cite it"
-    links.append(f"[permalink]({files.address or ''}#{name})")
+    address = f"{site}chapters/{chapter.stem}.html" if site else ""
+    links.append(f"[permalink]({address}#{name})")
     text = (
         "::::::{container} kvbook-downloads\n"
         f"Download: {' · '.join(links)}\n\n"
         f":::::{{dropdown}} {how}\n"
         f"{cited}\n\n"
-        f"{_made_by(published)}\n"
+        f"{_made_by(item)}\n"
         ":::::\n"
         "::::::"
     )
     return _markdown(f"downloads-{name}", text)
 
 
-def _made_by(published: Mapping[str, Any]) -> str:
+def _made_by(item: Mapping[str, Any]) -> str:
     """Write how a figure's rows were made: the one place for machine, versions, threads and lengths."""
     lines = []
-    for made in published.get("made_by", ()):
+    for made in item.get("made_by", ()):
         settings, machine = made["settings"], made["machine"] or {}
         facts = [f"`{made['experiment']}`", wording.weights_said(", ".join(made["models"]))]
         facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
@@ -189,33 +158,26 @@ def _made_by(published: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _download(label: str, file: Path, page: Path) -> str:
-    return f"{{download}}`{label} <{Path(os.path.relpath(file, page)).as_posix()}>`"
+def _download(label: str, file: Path, chapter: Chapter) -> str:
+    return f"{{download}}`{label} <{Path(os.path.relpath(file, chapter.source.parent)).as_posix()}>`"
 
 
-def table_directive(table: Mapping[str, Any]) -> str:
-    """Write a table as a numbered directive."""
-    # One line, whatever the caption's own line breaks: it is the directive's argument.
-    caption = " ".join(table["caption"].split())
-    rows = "\n".join(map(_safe_row, csv.reader(io.StringIO(table["csv"]))))
-    look = "kvbook-table kvbook-filter" if table.get("filtered") else "kvbook-table"
-    head = f"::::{{csv-table}} {caption}\n:name: {table['name']}\n:header-rows: 1\n:class: {look}"
-    return f"{head}\n\n{rows}\n::::"
-
-
-def csv_table(name: str, caption: str, rows: Iterable[Iterable[object]], filtered: bool = False) -> str:
-    """Write rows, of which the first is the header, as a numbered directive."""
+def csv_table(
+    name: str, caption: str, rows: pd.DataFrame | Iterable[Iterable[object]], filtered: bool = False
+) -> str:
+    """Write a table, or rows of which the first is the header, as a numbered directive."""
+    if isinstance(rows, pd.DataFrame):
+        rows = [rows.columns, *rows.to_numpy()]
     lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(rows)
-    return table_directive({"name": name, "caption": caption, "csv": lines.getvalue(), "filtered": filtered})
+    csv.writer(lines, lineterminator="\n").writerows([_safe(str(field)) for field in row] for row in rows)
+    # One line, whatever the caption's own line breaks: it is the directive's argument.
+    head = f"::::{{csv-table}} {' '.join(caption.split())}\n:name: {name}\n:header-rows: 1"
+    return f"{head}\n:class: kvbook-table{' kvbook-filter' if filtered else ''}\n\n{lines.getvalue()}::::"
 
 
-def _safe_row(fields: list[str]) -> str:
+def _safe(field: str) -> str:
     # A field of several lines could hold any block of MyST, a directive that includes a file for one.
-    fields = [_BLOCK_START.sub(_escaped, " ".join(field.split("\n"))) for field in fields]
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue()
+    return _BLOCK_START.sub(_escaped, field.replace("\n", " "))
 
 
 def _escaped(start: re.Match[str]) -> str:
@@ -223,7 +185,7 @@ def _escaped(start: re.Match[str]) -> str:
     return f"{mark[:-1]}\\{mark[-1]}"
 
 
-def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
+def _how_it_was_run(run: Mapping[str, Any], chapter: Chapter) -> Cell:
     facts = {
         "Parameters": _parameters(run),
         "Model and weights": ", ".join(f"`{name}`" for name in _model(run)),
@@ -232,10 +194,10 @@ def _how_it_was_run(run: Mapping[str, Any], files: Files) -> Cell:
         "Commit": _commit(run["commit"]),
         "Started": f"{run['started'].replace('+00:00', '').replace('T', ' ')} UTC",
         "Took": f"{run['duration_s']:g} s",
-        "Notebook": _download("with its outputs", files.executed, files.page),
+        "Notebook": _download("with its outputs", chapter.executed, chapter),
     }
-    if files.pdf is not None:
-        facts["This page"] = f"[as PDF]({files.pdf}){{.external}}"
+    if pdf.wanted():
+        facts["This page"] = f"[as PDF](../{pdf.FOLDER}/{chapter.stem}.pdf){{.external}}"
     rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items() if value)
     return _markdown(
         "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"

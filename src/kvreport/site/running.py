@@ -1,16 +1,15 @@
 """What the page on running the book elsewhere computes: memory by model, and the way to Colab."""
 
-import csv
-
+import pandas as pd
 import yaml
 
+# Not by its own name, which a function here has.
+from kvbook import paths as places
 from kvbook.diagnosis import execution_paths
 from kvbook.models import registry
-from kvbook.paths import DATA
 from kvbook.settings import read_yaml
 from kvreport.publishing import checkout as origin
 from kvreport.running import planning
-from kvreport.site.context import Context
 from kvreport.site.overlay import csv_table
 
 GIB = 2**30
@@ -18,7 +17,7 @@ GIB = 2**30
 TOKENS = 1024
 
 
-def memory(_context: Context) -> str:
+def memory() -> str:
     """Write the bytes of weights, keys and values of every model in the registry."""
     # Imports torch, which a page without this table need not wait for.
     import torch
@@ -38,9 +37,9 @@ def memory(_context: Context) -> str:
     return csv_table("tab-memory-needed", caption, rows)
 
 
-def cards(_context: Context) -> str:
+def cards() -> str:
     """Write the least time of a token on common cards for every model: in a decode step each weight is read once."""
-    known = read_yaml(DATA / "cards.yaml")
+    known = read_yaml(places.DATA / "cards.yaml")
     rows = [["model", *(f"{name}, ms" for name in known)]]
     for model in (model for family in registry.families().values() for model in family.architectures):
         n_bytes = 2 * model.parameters
@@ -57,24 +56,24 @@ def cards(_context: Context) -> str:
     return csv_table("tab-cards", caption, rows)
 
 
-def large_checks(_context: Context) -> str:
+def large_checks() -> str:
     """Write what checks of models took that do not fit into memory, each in a process of its own."""
-    with (DATA / "check" / "large.csv").open(newline="", encoding="utf-8") as file:
-        made = [one | {"billions": f"{int(one['parameters']) / 1e9:.2f}"} for one in csv.DictReader(file)]
+    made = pd.read_csv(places.DATA / "check" / "large.csv", dtype=str, keep_default_na=False)
+    made["billions"] = (made["parameters"].astype(float) / 1e9).map("{:.2f}".format)
     kept = {
         "model": "model", "billion parameters": "billions", "texts": "texts", "tokens of each": "tokens",
         "minutes": "minutes", "GB, peak": "peak_gb", "GB, predicted": "predicted_gb", "verdict": "verdict",
     }
-    rows = [[*kept], *([one[name] for name in kept.values()] for one in made)]
-    on, threads, torch = ({one[name] for one in made} for name in ("processor", "threads", "torch"))
+    rows = pd.DataFrame({title: made[name] for title, name in kept.items()})
+    on, threads, torch = (", ".join(made[name].unique()) for name in ("processor", "threads", "torch"))
     caption = (
         "Checks with `--memory`, random weights, fp64, fp32 and bf16 at once; a layer's work is finished before the "
-        f"next is read. {', '.join(on)}, {', '.join(threads)} threads, torch {', '.join(torch)}; once each."
+        f"next is read. {on}, {threads} threads, torch {torch}; once each."
     )
     return csv_table("tab-large-checks", caption, rows)
 
 
-def paths(_context: Context) -> str:
+def paths() -> str:
     """List the execution paths of the check, by what ``--thorough`` calls them."""
     lines = ["| path | tried by | if it is wrong |", "|---|---|---|"]
     for path in execution_paths.PATHS:
@@ -110,29 +109,29 @@ if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
 _CHECKOUT = "."
 
 
-def _source(context: Context) -> str:
-    address = origin.of(context.root).repository
+def _source() -> str:
+    address = origin.of(places.ROOT).repository
     return f"'kvbook @ git+{address}'" if address else _CHECKOUT
 
 
-def install_line(context: Context) -> str:
+def install_line() -> str:
     """Write the one command that installs the library: from its address, where that is known, else from a checkout."""
-    source = _source(context)
+    source = _source()
     where = "   # in a checkout of this book" if source == _CHECKOUT else ""
     return f"```text\npip install {source}{where}\n```"
 
 
-def install(context: Context) -> str:
+def install() -> str:
     """Write all ways to install the library, from its address and from a checkout."""
-    sources = dict.fromkeys((_source(context), _CHECKOUT))
+    sources = dict.fromkeys((_source(), _CHECKOUT))
     commands = [f"{how} {source}{what}" for how, what in (("pip install", ""), ("uvx --from", " kvbook check MODEL"))
                 for source in sources]
     return "```text\n" + "\n".join(commands) + "\n```"
 
 
-def colab(context: Context) -> str:
+def colab() -> str:
     """Write how to run a chapter on Colab or Kaggle, as far as it is known where the book comes from."""
-    book = origin.of(context.root)
+    book = origin.of(places.ROOT)
     address = book.repository or "ADDRESS-OF-THIS-REPOSITORY"
     known = (
         "Every chapter's page has a button with a rocket that opens its notebook there."
@@ -151,7 +150,7 @@ def colab(context: Context) -> str:
     )
 
 
-def gpu_parameters(_context: Context) -> str:
+def gpu_parameters() -> str:
     """Write what every chapter runs with on a GPU, as YAML."""
     default, gpu = (
         {chapter.stem: chapter.parameters for chapter in planning.plan(profile)} for profile in ("default", "gpu")
@@ -163,10 +162,8 @@ def gpu_parameters(_context: Context) -> str:
     return f"```yaml\n{yaml.safe_dump(differing, sort_keys=False, default_flow_style=None, width=100)}```"
 
 
-def never_on_cuda(_context: Context) -> str:
+def never_on_cuda() -> str:
     """List the experiments of which no run on CUDA is recorded."""
-    # Not by its own name, which a function here has.
-    from kvbook import paths as places
     from kvbook.runs import records
     from kvreport.running import catalogue, selftest
 

@@ -8,7 +8,6 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kvbook.errors import UserError
@@ -28,24 +27,8 @@ MARK = "⚠ not borne out by the published rows"
 _NOTHING = {"numbers": {}, "statements": {}, "labels": {}, "behind": {evaluated.PROCESSOR: []}}
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a chapter says.
-
-    Attributes
-    ----------
-    notebook : dict
-        The source, its prose filled in and its captions taken out.
-    captions : dict of str to Caption
-        By figure and table.
-    """
-
-    notebook: Notebook
-    captions: dict[str, Caption]
-
-
-def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said:
-    """Fill in a chapter's prose."""
+def say(source: Notebook, executed: Notebook, chapter: Chapter) -> tuple[Notebook, dict[str, Caption]]:
+    """Fill in a chapter's prose and take its captions out; return the notebook, and these by figure and table."""
     book = evaluated.published(chapter.name) or _NOTHING
     own = evaluated.own(chapter.name, published.measured(executed))
     used: Counter[str] = Counter()
@@ -60,7 +43,7 @@ def say(source: Notebook, executed: Notebook, chapter: Chapter) -> Said:
             text = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
             cell["source"] = _opening(text, book) if cell is opening else text
     _refuse_strangers(used, book)
-    return Said(filled, captions.written(source, book["numbers"]))
+    return filled, captions.written(source, book["numbers"])
 
 
 def _refuse_strangers(used: Counter[str], book: Mapping[str, Any]) -> None:

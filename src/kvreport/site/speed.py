@@ -21,8 +21,7 @@ def speed() -> str:
         f"Drift on `{settings['model']}` ({settings['weights']} weights), "
         f"statistics and decoding in the full-size architecture of `{settings['shape']}` with random weights. {made}."
     )
-    ratios = results.beside(runs).rename(columns=results.headings(runs))
-    return csv_table("tab-speed", caption, [ratios.columns, *ratios.to_numpy()])
+    return csv_table("tab-speed", caption, results.beside(runs).rename(columns=results.headings(runs)))
 
 
 def targets() -> str:
@@ -35,13 +34,12 @@ def targets() -> str:
         "the target. A cell is empty where that bench did not measure it. "
         "Held to: in matrix products oneDNN took no later instructions than those, by `ONEDNN_MAX_CPU_ISA`."
     )
-    met = results.against_targets(runs).rename(columns=results.headings(runs))
-    return csv_table("tab-targets", caption, [met.columns, *met.to_numpy()])
+    return csv_table("tab-targets", caption, results.against_targets(runs).rename(columns=results.headings(runs)))
 
 
 def growth() -> str:
     """Write how time and memory grow with size, and what larger work would take, on the processor measured last."""
-    runs = growing.latest()
+    runs = results.latest(growing.EXPERIMENT)
     if not runs:
         return "Growth has not been measured on this copy of the book: `make bench BENCH=--growth` does it."
     run = max(runs.values(), key=lambda run: run.about["finished"])
@@ -57,8 +55,5 @@ def growth() -> str:
         "What larger work would take: extrapolated from the largest size of the table above by the exponent at its "
         "end, or in proportion where that is below 1. Not measured."
     )
-    table, larger = growing.table(run.rows), growing.larger(run.rows)
-    return "\n\n".join([
-        csv_table("tab-growth", measured, [table.columns, *table.to_numpy()]),
-        csv_table("tab-larger-work", extrapolated, [larger.columns, *larger.to_numpy()]),
-    ])
+    shown = csv_table("tab-growth", measured, growing.table(run.rows))
+    return f"{shown}\n\n{csv_table('tab-larger-work', extrapolated, growing.larger(run.rows))}"

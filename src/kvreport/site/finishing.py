@@ -1,0 +1,84 @@
+"""The last touches to each page: faults of this set of packages mended, pictures that wait, and one for links to it.
+
+sphinx-thebe adds its scripts twice, so every page logs that THEBE_JS_URL is declared already;
+sphinx-togglebutton gives a code toggle a name that differs from the text in it; sphinxcontrib-bibtex marks
+references with a role that is not allowed in a list. docutils wraps the text of each cell and each word of code once
+more than any style asks for, which is a tenth of a page that is one long table.
+
+Pictures load when a reader comes near them, and keep their place until then.  A first visit then brings what is seen
+and not a megabyte of what is further down; and because every picture says how large it is, a link to a figure leads to
+it and not to where it would be without the pictures above.
+
+The picture that stands beside a link to a page is its first one, or the book's first where it has none.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urljoin
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.images import get_image_size
+
+_PICTURE = re.compile(r'<img (?P<rest>[^>]*?src="(?P<source>[^"]+)"[^>]*)>')
+_OF_LINKS = 'property="og:image"'
+
+
+def connect(app: Sphinx) -> None:
+    """Join the build, after all who add to a page."""
+    app.connect("html-page-context", _finish, priority=901)
+
+
+def _finish(
+    app: Sphinx, _pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
+) -> None:
+    context["script_files"] = _without_thebe_and_twins(context.get("script_files", []))
+    if context.get("body"):
+        files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}
+        context["body"] = marked(_cleaned(context["body"]), files)
+    tags = context.get("metatags", "")
+    # Only with an address: others fetch the picture, so it must have one of its own. Without, opengraph writes no
+    # picture.
+    if app.config.ogp_site_url and "og:title" in tags and _OF_LINKS not in tags and (name := _first_picture(app.env)):
+        address = urljoin(app.config.ogp_site_url, f"{app.builder.imagedir}/{name}")
+        context["metatags"] = f'{tags}\n<meta {_OF_LINKS} content="{address}" />\n'
+
+
+def _without_thebe_and_twins(scripts: list[Any]) -> list[Any]:
+    kept: dict[str, Any] = {}
+    for script in scripts:
+        key = getattr(script, "attributes", {}).get("body") or str(getattr(script, "filename", script))
+        if "thebe" not in key.lower():
+            kept.setdefault(key, script)
+    return list(kept.values())
+
+
+def _cleaned(body: str) -> str:
+    body = body.replace(' aria-label="Toggle hidden content"', "").replace('role="doc-biblioentry"', 'role="listitem"')
+    body = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", body)
+    # A cell of several paragraphs keeps them.
+    return re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)
+
+
+def marked(html: str, files: Mapping[str, Path]) -> str:
+    """Say of every picture that it may wait, and of each PNG how large it is."""
+
+    def one(match: re.Match[str]) -> str:
+        file = files.get(PurePosixPath(match["source"]).name, Path())
+        known = get_image_size(str(file)) if file.suffix == ".png" else None
+        # As attributes, which only tell the shape; how wide it is shown is the style sheet's business.
+        shape = f'width="{known[0]}" height="{known[1]}" ' if known and " height=" not in match["rest"] else ""
+        return f'<img loading="lazy" {shape}{match["rest"]}>'
+
+    return _PICTURE.sub(one, html)
+
+
+def _first_picture(env: BuildEnvironment) -> str | None:
+    """Give the file name, in the site, of a picture of the first page that has one; None where there is none."""
+    found = [
+        (min(docnames), name) for docnames, name in env.images.values() if docnames and Path(name).suffix == ".png"
+    ]
+    return min(found)[1] if found else None
