@@ -52,9 +52,8 @@ TARGETS = (
 
 def latest(experiment: str = EXPERIMENT) -> dict[str, records.Run]:
     """Find the bench that was finished last on each processor, among the recorded ones and those of this machine."""
-    folders = [paths.RECORDED_RUNS / experiment, paths.RUNS / experiment]
-    finished = [file.parent for folder in folders for file in folder.glob("*/run.json")]
-    runs = [records.load(folder) for folder in finished if not folder.name.endswith(".partial")]
+    found = [file.parent for of in (paths.RECORDED_RUNS, paths.RUNS) for file in of.glob(f"{experiment}/*/run.json")]
+    runs = [records.load(folder) for folder in found if folder.suffix != ".partial"]
     runs.sort(key=lambda run: run.about["finished"])
     # Processors of one name can be of two kinds, such as the AMD EPYC.
     return dict(sorted({processors.label([run.about["machine"]]): run for run in runs}.items()))

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -162,8 +162,7 @@ def said(value: Any) -> str:
     return DTYPES.get(value, str(value))
 
 
-@dataclass(frozen=True)
-class Worded:
+class Worded(NamedTuple):
     """Something that is said in words.
 
     Attributes
