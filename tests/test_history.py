@@ -206,10 +206,18 @@ def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():
 
 def test_each_cause_that_is_written_down_fits_a_recorded_cell_and_says_how_it_was_found():
     known, rows = history.causes(), history.read()
-    fitted = {id(history.cause_of(one, path, known)) for one in rows for path in history.wrong(one)}
+    cells = [(one, path) for one in rows for path in PATHS if one[path] in (table.BUG, history.MISFED)]
+    fitted = {id(history.cause_of(*cell, known)) for cell in cells}
     assert {one["cause"] for one in known if id(one) not in fitted} == set()
     assert all(one["by"] in ("thread", "source", "run", "report") for one in known)
     assert all(one["threads"] for one in known if one["by"] == "thread")
+
+
+def test_a_cell_that_the_atlas_feeds_otherwise_than_meant_is_not_counted_as_wrong():
+    ours = [one for one in history.causes() if one["kind"] == "ours"]
+    cells = [(one, path) for one in history.read() for path in PATHS if history.cause_of(one, path, ours)]
+    assert {one[path] for one, path in cells} >= {history.MISFED}
+    assert not any(path in history.wrong(one) for one, path in cells)
 
 
 def test_control_a_cause_of_another_architecture_or_path_explains_nothing():

@@ -42,7 +42,7 @@ def _against_roundoff(dtypes: list[str], whose: dict[str, dict]) -> tuple[Figure
         (roundoffs, 1, "one roundoff", (8, -16), "left"),
         (fine, verdict.LIMIT, "most that\nrounding can be", (-4, 4), "right"),
     ):
-        if len(x):
+        if len(x) > 1:
             ax.plot(x, x * factor, **style.REFERENCE)
             # Beside the middle of the line, which on these axes is the geometric one.
             middle = np.sqrt(x.min() * x.max())
