@@ -67,6 +67,7 @@ class Bound:
         return f"1/{number} to {number}" if self.scale == "ratio" else f"-{number} to {number}"
 
 
+NONE, ALL = Bound(0, "arithmetic", "none"), Bound(1, "arithmetic", "all")
 # "Most" and "mostly" name no number: where they begin is our choice, of a claim as of a statement.
 HALF = Bound(0.5, "ours", "more often than not", "share")
 

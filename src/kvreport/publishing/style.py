@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator
@@ -42,6 +43,11 @@ WIDTH = 5.6
 def use() -> None:
     """Use the book's style for every figure drawn from here on."""
     plt.style.use(STYLE)
+
+
+def panels(down: int, across: int, height: float, **how) -> tuple[Figure, np.ndarray]:
+    """Make panels that are as wide as the page together, in an array of rows and columns however many they are."""
+    return plt.subplots(down, across, squeeze=False, figsize=(WIDTH, height), **how)
 
 
 def plain_logarithm(axis: Axis) -> None:
