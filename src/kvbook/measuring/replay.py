@@ -19,7 +19,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ def _in_place(name: str) -> bool:
 @contextmanager
 def _watched(model: PreTrainedModel, see: See) -> Iterator[None]:
     """Call `see` with every arithmetic operation that the model runs in the block."""
-    running, handles = [""], []
+    running = [""]
 
     def enter(name: str) -> Callable:
         return lambda *_: running.append(name)
@@ -159,15 +159,12 @@ def _watched(model: PreTrainedModel, see: See) -> Iterator[None]:
         # A hook that returns something would replace the module's output.
         running.pop()
 
-    try:
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        with _Watch(model, running, see):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.callback(module.register_forward_pre_hook(enter(name)).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        hooks.enter_context(_Watch(model, running, see))
+        yield
 
 
 def _named(modules: Mapping[str, nn.Module], path: str, function: str) -> tuple[int | None, str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kvbook import lengths, progress
+from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.models import corpus, kept, loading, packages, placement, registry, streamed
 from kvbook.runs import records
@@ -27,12 +28,20 @@ class Text:
         Where the model is.
     about : dict
         ``model``, ``weights``, ``dtype``, ``sample`` and ``source``, for its rows.
+    writer : Writer
+        Of the run.
     """
 
     unit: str
     sample: corpus.Sample
     ids: torch.Tensor
     about: dict[str, Any]
+    writer: records.Writer
+
+    def keep(self, rows: Iterable[dict[str, Any]], **more: Any) -> None:
+        """Measure in inference mode what is to be iterated over, and write its rows, `more` in each of them."""
+        with torch.inference_mode():
+            self.writer.append(self.unit, [self.about | more | row for row in rows])
 
 
 def weights_of(settings: Settings, name: str) -> str:
@@ -73,6 +82,24 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
             pass
 
 
+def of_one_length(
+    settings: Settings, texts: str, n_samples: int, n_tokens: int, what: str, fields: str, further: int = 0
+) -> list[corpus.Sample]:
+    """Cut samples of one length from a corpus, and refuse shorter ones, which no batch can hold.
+
+    `what` is the name of a sample and `fields` the settings to lower, both for the refusal; `further` says how many
+    tokens more than those settings name are cut.
+    """
+    tokenizer = loading.tokenizer(settings.model, settings.weights)
+    cut = list(corpus.samples(texts, tokenizer, n_samples, n_tokens, settings.seed))
+    if short := [sample for sample in cut if len(sample.ids) < n_tokens]:
+        raise UserError(
+            f"{short[0].source} gives {len(short[0].ids)} tokens, {n_tokens} are needed of each {what}: name a folder "
+            f"of longer files, or lower {fields} to at most {min(len(sample.ids) for sample in short) - further}"
+        )
+    return cut
+
+
 def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> dict[str, Any]:
     """Name the models and the corpus of a run, and refuse what cannot be run."""
     names = tuple(dict.fromkeys(names))
@@ -81,11 +108,13 @@ def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_token
     return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def load(settings: TextSettings, name: str, dtype: str, attention: str | None = None) -> loading.Loaded:
+def load(
+    settings: Settings, name: str, dtype: str, attention: str | None = None, quantization: str = "none"
+) -> loading.Loaded:
     """Load a model as the settings ask for it, or share the one that is there."""
     return kept.load(
         name, weights=weights_of(settings, name), dtype=dtype, device=settings.device, attention=attention,
-        seed=settings.seed, memory=memory_of(settings),
+        seed=settings.seed, quantization=quantization, memory=memory_of(settings),
     )
 
 
@@ -105,4 +134,4 @@ def pending(
             continue
         about = {"model": loaded.name, "weights": loaded.weights, "dtype": dtype}
         about |= {"sample": sample.index, "source": sample.source}
-        yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)
+        yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about, writer)

@@ -12,7 +12,7 @@ from kvreport.chapters.layer_drift.rows import EXPERIMENTS, LAST, POSITIONS, POS
 from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, claim, either, holds, noted, said
-from kvreport.publishing.rules import HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
+from kvreport.publishing.rules import ALL, HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
 
@@ -153,7 +153,6 @@ TIES_OF_LAST = TIED.where(method=LAST)
 
 _SIXTEEN_BITS = ("float16", "bfloat16")
 _NO_GROWTH = Bound(0, "arithmetic", "no growth")
-_ALL = Bound(1, "arithmetic", "all")
 _TENTH = Bound(0.1, "ours", "one text in ten", "share")
 # A divergence of 1e-6 nats moves no probability by more than 0.0008 (Pinsker's inequality).
 _IMPERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
@@ -191,8 +190,8 @@ STATEMENTS = {
         ),
         "this model",
     ),
-    "generate-writes-as-the-loop": holds(every(GENERATE_WRITES, "at least", _ALL), "this model"),
-    "generate-computes-as-the-loop": holds(every(GENERATE_COMPUTES, "at least", _ALL), "this model"),
+    "generate-writes-as-the-loop": holds(every(GENERATE_WRITES, "at least", ALL), "this model"),
+    "generate-computes-as-the-loop": holds(every(GENERATE_COMPUTES, "at least", ALL), "this model"),
     "no-upcast-removes-it": holds(
         every(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio")), "this model"
     ),
