@@ -27,6 +27,12 @@ def tied(scores: torch.Tensor, one: int, other: int) -> int:
     return int(scores[one] == scores[other])
 
 
+def ends(model: PreTrainedModel) -> set[int]:
+    """Return the tokens that end a text."""
+    of = model.generation_config.eos_token_id
+    return set(of) if isinstance(of, list) else {of}
+
+
 def written(
     model: PreTrainedModel, ids: torch.Tensor, n_new: int, cache: Cache | None = None, **options
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
