@@ -6,7 +6,7 @@ from kvreport.chapters.serving_engines import rows as named
 from kvreport.chapters.serving_engines.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import computed, counted, distinct, mean, share
 from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import Bound, every
+from kvreport.publishing.rules import NONE, Bound, every
 
 # Each way against the cold one, after the same prompts.
 BITS = Measure(
@@ -67,13 +67,12 @@ OTHER_BITS = replace(
     estimate=counted(lambda rows: (rows["bits_equal"] == 0).sum()),
 )
 _SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
-_NOTHING = Bound(0, "arithmetic", "none")
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
 STATEMENTS = {
-    "a-repeat-is-exact": holds(every(MOVED.where(way=named.AGAIN), "at most", _NOTHING), "this model"),
-    "vllm-is-exact": holds(every(OTHER_BITS.where(engine="vLLM"), "at most", _NOTHING), "this model"),
+    "a-repeat-is-exact": holds(every(MOVED.where(way=named.AGAIN), "at most", NONE), "this model"),
+    "vllm-is-exact": holds(every(OTHER_BITS.where(engine="vLLM"), "at most", NONE), "this model"),
     "reuse-moves-two-engines": holds(
-        every(OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", _NOTHING), "this model"
+        every(OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", NONE), "this model"
     ),
     "vllm-in-fp32-is-closest": holds(
         every(
@@ -82,7 +81,7 @@ STATEMENTS = {
         "this model",
     ),
     "reuse-writes-the-same-tokens": holds(
-        every(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", _NOTHING), "this model"
+        every(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", NONE), "this model"
     ),
     "reuse-moves-no-more-than-a-batch": holds(
         every(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR), "this model"
@@ -101,5 +100,5 @@ STATEMENTS = {
         ),
         "this model",
     ),
-    "engines-agree-in-fp32": holds(every(PAIR_OTHER_TEXTS, "at most", _NOTHING), "this model"),
+    "engines-agree-in-fp32": holds(every(PAIR_OTHER_TEXTS, "at most", NONE), "this model"),
 }

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
-from kvbook.models import corpus, kept, loading, placement
-from kvbook.runs import records
+from kvbook.models import corpus, loading, placement
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvbook.server.client import Client, Refused
 from kvreport.chapters.serving_engines import asking, transformers_itself
@@ -34,14 +35,7 @@ Ask = Callable[[str, list[corpus.Sample]], list[Written]]
 
 def prompts(settings: ServingEnginesSettings, texts: str) -> list[corpus.Sample]:
     """Cut the prompts of one population."""
-    tokenizer = loading.tokenizer(settings.model, settings.weights)
-    samples = list(corpus.samples(texts, tokenizer, settings.n_samples, settings.prompt_tokens, settings.seed))
-    if short := [one for one in samples if len(one.ids) < settings.prompt_tokens]:
-        raise UserError(
-            f"{short[0].source} gives {len(short[0].ids)} tokens, {settings.prompt_tokens} are needed of each prompt: "
-            "name a folder of longer files, or lower prompt_tokens"
-        )
-    return samples
+    return samples.of_one_length(settings, texts, settings.n_samples, settings.prompt_tokens, "prompt", "prompt_tokens")
 
 
 def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
@@ -57,14 +51,12 @@ def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
 def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let the library itself write."""
     for dtype in (FP32, BF16):
-        loaded = _load(settings, dtype)
+        model = samples.load(settings, settings.model, dtype).model
 
-        def ask(way: str, samples: list[corpus.Sample], loaded: loading.Loaded = loaded) -> list[Written]:
-            write = functools.partial(
-                transformers_itself.write, loaded.model, ends=_ends(loaded), warm=way == named.WARM
-            )
+        def ask(way: str, group: list[corpus.Sample], model: PreTrainedModel = model) -> list[Written]:
+            write = functools.partial(transformers_itself.write, model, warm=way == named.WARM)
             tokens = named.AGAIN_TOKENS if way == named.AGAIN else settings.new_tokens
-            ids = [sample.ids for sample in samples]
+            ids = [sample.ids for sample in group]
             if way == named.BATCH:
                 return write(ids, tokens)
             return [write([one], tokens)[0] for one in ids]
@@ -77,8 +69,8 @@ def _serving(settings: ServingEnginesSettings, name: str, dtype: str, mode: str)
     with serving.serving(name, dtype, mode) as server:
         fields = ENGINES[name].cold
 
-        def ask(way: str, samples: list[corpus.Sample]) -> list[Written]:
-            ids, tokens = [sample.ids for sample in samples], settings.new_tokens
+        def ask(way: str, group: list[corpus.Sample]) -> list[Written]:
+            ids, tokens = [sample.ids for sample in group], settings.new_tokens
             if way == named.BATCH:
                 return asking.together(server, ids, tokens, fields)
             if way == named.WARM:
@@ -97,14 +89,14 @@ def _record(
     units = {f"{dtype} {way} {texts}": (way, texts) for way in ways for texts in settings.populations}
     if set(units) <= writer.done:
         return
-    said, about = _load(settings, "float64").model, {"engine": name, "dtype": dtype}
+    said, about = samples.load(settings, settings.model, "float64").model, {"engine": name, "dtype": dtype}
     try:
         with opened() as ask:
             for unit, (way, texts) in writer.pending(units, f"{name}, {dtype}: way"):
-                samples, rows = prompts(settings, texts), []
-                groups = _eights(samples) if way == named.BATCH else [samples]
+                asked, rows = prompts(settings, texts), []
+                groups = _eights(asked) if way == named.BATCH else [asked]
                 answers = itertools.chain.from_iterable(ask(way, group) for group in groups)
-                for sample, one in zip(samples, answers, strict=False):
+                for sample, one in zip(asked, answers, strict=False):
                     of = {"way": way, "texts": corpus.POPULATIONS.get(texts, texts)}
                     of |= {"sample": f"{texts} {sample.index}", "source": sample.source}
                     rows += [about | of | row for row in _tokens(said, sample.ids, one)]
@@ -124,10 +116,10 @@ def _twice(server: Client, ids: list[int], tokens: int) -> Written:
     return asking.ask(server, ids, tokens)
 
 
-def _eights(samples: list[corpus.Sample]) -> list[list[corpus.Sample]]:
+def _eights(asked: list[corpus.Sample]) -> list[list[corpus.Sample]]:
     """Put prompts together by eight, and fill the last group up with copies, whose answers nobody looks at."""
-    starts = range(0, len(samples), named.TOGETHER)
-    return [[samples[row % len(samples)] for row in range(start, start + named.TOGETHER)] for start in starts]
+    starts = range(0, len(asked), named.TOGETHER)
+    return [[asked[row % len(asked)] for row in range(start, start + named.TOGETHER)] for start in starts]
 
 
 def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Iterator[dict[str, Any]]:
@@ -153,17 +145,6 @@ def divergence(exact: torch.Tensor, top: dict[int, float]) -> str:
     if min(rest) > 0:
         found += rest[0] * math.log(rest[0] / rest[1])
     return f"{found:.6g}"
-
-
-def _load(settings: ServingEnginesSettings, dtype: str) -> loading.Loaded:
-    return kept.load(
-        settings.model, weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-    )
-
-
-def _ends(loaded: loading.Loaded) -> set[int]:
-    ends = loaded.model.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends}
 
 
 def work(settings: ServingEnginesSettings) -> Work:

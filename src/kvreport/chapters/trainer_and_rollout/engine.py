@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from kvbook.errors import UserError
+from kvbook.measuring import choosing
 from kvbook.models import corpus, sources
-from kvbook.runs import records
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
@@ -34,7 +35,7 @@ def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any] | None:
 
 def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let the engine write, and score what it wrote."""
-    low, full = rollouts.load(settings, settings.dtype), rollouts.load(settings, "float32")
+    low, full = (samples.load(settings, settings.model, dtype) for dtype in (settings.dtype, "float32"))
     groups = {unit: group for unit, group in rollouts.groups(settings).items() if unit not in writer.done}
     written = dict(zip(groups, generated(settings, list(groups.values())), strict=True))
     for unit, group in writer.pending(groups, "rollout engine: batch"):
@@ -46,7 +47,7 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
                 columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)
             columns |= {named.ENGINE: torch.tensor([text["sampled"]]), named.ENGINE_READ: torch.tensor([text["read"]])}
             new = ids[:, settings.prompt_tokens :]
-            rows += rollouts.rows_of([sample], new, columns, rollouts.ends_of(low))
+            rows += rollouts.rows_of([sample], new, columns, choosing.ends(low.model))
         writer.append(unit, rows)
 
 

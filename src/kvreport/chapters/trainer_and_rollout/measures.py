@@ -8,7 +8,7 @@ from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import counted, distinct, mean, ratio_of_means
 from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import Bound, every
+from kvreport.publishing.rules import NONE, Bound, every
 
 # What each comparison of the rollout's own texts gives.
 OUTSIDE = Measure(
@@ -85,13 +85,13 @@ STATEMENTS = {
         every(WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", _THREE_IN_A_HUNDRED), "this model"
     ),
     "row-invariant-is-on-policy": holds(
-        every(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", Bound(0, "arithmetic", "none")), "this model"
+        every(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", NONE), "this model"
     ),
     "vllm-is-off-policy-too": holds(
         every(ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above", _THREE_IN_A_HUNDRED), "this model"
     ),
     "vllm-reads-its-own-text-bit-for-bit": holds(
-        every(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", Bound(0, "arithmetic", "none")), "this model"
+        every(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", NONE), "this model"
     ),
     "arms-learn-alike": holds(
         every(LEARNED_OVER, "inside", Bound(1.25, "ours", "a quarter", "ratio")), "this model"

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from kvbook.errors import UserError
 from kvbook.measuring import choosing, predictions
-from kvbook.models import corpus, kept, loading, placement
-from kvbook.runs import records
+from kvbook.models import corpus, loading, placement
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout import scoring
@@ -20,16 +19,10 @@ from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSett
 
 
 def prompts(settings: TrainerAndRolloutSettings) -> list[corpus.Sample]:
-    """Cut the prompts, and refuse shorter ones, which no batch can hold."""
-    tokenizer = loading.tokenizer(settings.model, settings.weights)
-    length = settings.prompt_tokens
-    samples = list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, length, settings.seed))
-    if short := [sample for sample in samples if len(sample.ids) < length]:
-        raise UserError(
-            f"{short[0].source} gives {len(short[0].ids)} tokens, {length} are needed of each prompt: name a folder of "
-            f"longer files, or lower prompt_tokens to at most {min(len(sample.ids) for sample in short)}"
-        )
-    return samples
+    """Cut the prompts."""
+    return samples.of_one_length(
+        settings, settings.corpus, settings.n_samples, settings.prompt_tokens, "prompt", "prompt_tokens"
+    )
 
 
 def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any]:
@@ -41,22 +34,15 @@ def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any]:
     return {"models": [model], "corpus": corpus.describe(settings.corpus)}
 
 
-def load(settings: TrainerAndRolloutSettings, dtype: str) -> loading.Loaded:
-    """Load the model in a dtype, or share the one that is there."""
-    return kept.load(
-        settings.model, weights=settings.weights, dtype=dtype, device=settings.device, seed=settings.seed
-    )
-
-
 def groups(settings: TrainerAndRolloutSettings) -> dict[str, list[corpus.Sample]]:
     """Put the prompts into batches."""
-    samples = prompts(settings)
-    return {str(first): samples[first : first + BATCH] for first in range(0, len(samples), BATCH)}
+    cut = prompts(settings)
+    return {str(first): cut[first : first + BATCH] for first in range(0, len(cut), BATCH)}
 
 
 def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Write the texts and score them."""
-    low, full = load(settings, settings.dtype), load(settings, "float32")
+    low, full = (samples.load(settings, settings.model, dtype) for dtype in (settings.dtype, "float32"))
     for unit, group in writer.pending(groups(settings), "rollout: batch"):
         # A smaller batch is filled up with copies, which nobody looks at.
         filled = [group[row % len(group)] for row in range(BATCH)]
@@ -73,13 +59,7 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
             columns |= scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
             columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)
         new = ids[:, settings.prompt_tokens :]
-        writer.append(unit, rows_of(group, new, columns, ends_of(low)))
-
-
-def ends_of(loaded: loading.Loaded) -> set[int]:
-    """Return the tokens that end a text."""
-    ends = loaded.model.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends}
+        writer.append(unit, rows_of(group, new, columns, choosing.ends(low.model)))
 
 
 def rows_of(

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel, QuantizedCache
 
 from kvbook.exact import row_invariant
-from kvbook.measuring import rounded_caches
-from kvbook.runs import records
+from kvbook.measuring import choosing, rounded_caches
+from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
@@ -73,11 +73,11 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
         ])
         columns: scoring.Columns = {}
         for way, (dtype, score) in SCORES.items():
-            loaded = rollouts.load(settings, dtype or settings.dtype)
+            loaded = samples.load(settings, settings.model, dtype or settings.dtype)
             with torch.inference_mode():
                 given = ids.to(loaded.model.device)
                 columns |= {way: score(loaded.model, way, given, settings.prompt_tokens)[way]}
-        new, ends = ids[:, settings.prompt_tokens :], rollouts.ends_of(loaded)
+        new, ends = ids[:, settings.prompt_tokens :], choosing.ends(loaded.model)
         scored = rollouts.rows_of(group, new, columns, ends)
         sides = pd.concat(texts)[[named.ROLLOUT, named.TRAINER]].to_dict("records")
         writer.append(unit, [row | both for row, both in zip(scored, sides, strict=True)])
