@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, EXPERIMENTS, PRODUCTS, ROWS, SINGLE, STOCK  # noqa: F401
 from kvreport.publishing.estimators import distinct, first, median_of_ratios, part, ratio_of_means, share, total
 from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import HALF, Bound, every
+from kvreport.publishing.rules import HALF, NONE, Bound, every
 
 DIFFERING = Measure(
     "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}",
@@ -53,12 +53,11 @@ EXACT_ROWS, EXACT_ROWS_OF_OTHERS = (_IDENTICAL.where(arithmetic=EXACT, own=own) 
 EXACT_ROWS_AT_LENGTH = replace(_IDENTICAL, rows="lengths").where(arithmetic=EXACT)
 STOCK_ROWS = _IDENTICAL.where(arithmetic=STOCK, way=SINGLE, own=True)
 
-_NONE = Bound(0, "arithmetic", "none")
 _TENTH_MORE = Bound(1.1, "ours", "a tenth more", "ratio")
 
 STATEMENTS = {
-    "no-row-differs": holds(every(DIFFERING, "at most", _NONE), headline=True),
-    "no-row-differs-at-length": holds(every(DIFFERING_AT_LENGTH, "at most", _NONE), headline=True),
+    "no-row-differs": holds(every(DIFFERING, "at most", NONE), headline=True),
+    "no-row-differs-at-length": holds(every(DIFFERING_AT_LENGTH, "at most", NONE), headline=True),
     "stock-differs-at-length": holds(every(STOCK_TEXTS_AT_LENGTH, "above", HALF), "this processor"),
     "stock-differs-in-fp32": holds(
         every(STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")),
@@ -76,7 +75,7 @@ STATEMENTS = {
     "attention-alone-is-not-enough-on-amd": holds(
         every(ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF), "this processor", on="AMD"
     ),
-    "products-and-attention-are-enough": holds(every(DIFFERING_ON_RUNG, "at most", _NONE), "this processor"),
+    "products-and-attention-are-enough": holds(every(DIFFERING_ON_RUNG, "at most", NONE), "this processor"),
     "error-is-no-larger": holds(every(ERROR, "at most", _TENTH_MORE), "this model"),
     "error-of-steps-is-no-larger": holds(every(ERROR_OF_STEPS, "at most", _TENTH_MORE), "this model"),
     "error-in-fp32-is-smaller": holds(
