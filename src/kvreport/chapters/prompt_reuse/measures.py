@@ -10,7 +10,7 @@ from kvreport.chapters.prompt_reuse.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import computed, counted, distinct, first, part, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import Measure, claim, holds, noted
-from kvreport.publishing.rules import HALF, Bound, every, other_cause, refuted, reproduced
+from kvreport.publishing.rules import ALL, HALF, NONE, Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
 
@@ -90,7 +90,6 @@ WIDEST_LEAD = replace(
 TIED_FORKS = replace(FORKS, name="answers with a tie there", estimate=total("tied"))
 FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}")
 
-_NONE = Bound(0, "arithmetic", "none")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 STATEMENTS = {
     "ids-do-not-continue": holds(every(MISMATCHED, "above", _FOUR_IN_FIVE), "this model", headline=True),
@@ -100,8 +99,8 @@ STATEMENTS = {
     "common-prefix-restores": holds(
         every(EQUAL.where(case=(named.DOCUMENTED, named.CORPUS), way=named.SHARED, dtype=_FP32), "above", _FOUR_IN_FIVE)
     ),
-    "rounding-in-bf16": holds(every(ROUNDED, "above", _NONE), "this model"),
-    "whole-prompt-fed-again": holds(every(FED_AGAIN, "at least", Bound(1, "arithmetic", "all"))),
+    "rounding-in-bf16": holds(every(ROUNDED, "above", NONE), "this model"),
+    "whole-prompt-fed-again": holds(every(FED_AGAIN, "at least", ALL)),
     "any-cut": holds(every(CHANGED.where(place=named.ANYWHERE), "above", HALF), headline=True),
     "cut-after-a-space": holds(
         every(CHANGED.where(place="after a space"), "above", Bound(0.9, "ours", "nine in ten", "share")), headline=True
@@ -110,30 +109,30 @@ STATEMENTS = {
         every(CHANGED.where(place="before a space"), "below", Bound(0.1, "ours", "one cut in ten", "share"))
     ),
     "first-layer-ignores-the-cache": holds(
-        every(CHANGE.where(variant=named.OVERWRITTEN, deep=False, tensor="keys"), "at most", _NONE)
+        every(CHANGE.where(variant=named.OVERWRITTEN, deep=False, tensor="keys"), "at most", NONE)
     ),
     "first-layer-at-the-threads-counts": holds(
-        every(KEYS_AS_POSTED.where(dtype=_FP32), "above", _NONE), "this processor", on="Intel"
+        every(KEYS_AS_POSTED.where(dtype=_FP32), "above", NONE), "this processor", on="Intel"
     ),
     "first-layer-at-the-threads-counts-on-amd": holds(
-        every(KEYS_AS_POSTED.where(dtype=_FP32), "at most", _NONE), "this processor", on="AMD"
+        every(KEYS_AS_POSTED.where(dtype=_FP32), "at most", NONE), "this processor", on="AMD"
     ),
     "first-layer-at-the-threads-counts-in-bf16": holds(
-        every(KEYS_AS_POSTED.where(dtype=_BF16), "at most", _NONE), "this processor"
+        every(KEYS_AS_POSTED.where(dtype=_BF16), "at most", NONE), "this processor"
     ),
-    "first-layer-at-some-counts": holds(every(KEYS_AT_ANY_LENGTH, "above", _NONE), "this processor"),
-    "equal-query-lengths-equal-keys": holds(every(KEYS.where(variant=named.FULL_ROWS, dtype=_FP32), "at most", _NONE)),
-    "deeper-layers-differ": holds(every(DEEPER, "above", _NONE), "this processor"),
-    "both-switches-leave-none": holds(every(DIFFERING.where(variant=named.BOTH), "at most", _NONE), "this processor"),
+    "first-layer-at-some-counts": holds(every(KEYS_AT_ANY_LENGTH, "above", NONE), "this processor"),
+    "equal-query-lengths-equal-keys": holds(every(KEYS.where(variant=named.FULL_ROWS, dtype=_FP32), "at most", NONE)),
+    "deeper-layers-differ": holds(every(DEEPER, "above", NONE), "this processor"),
+    "both-switches-leave-none": holds(every(DIFFERING.where(variant=named.BOTH), "at most", NONE), "this processor"),
     "one-switch-leaves-some": holds(
-        every(DIFFERING.where(variant=(named.WHOLE_CACHE, named.FULL_ROWS)), "above", _NONE), "this processor",
+        every(DIFFERING.where(variant=(named.WHOLE_CACHE, named.FULL_ROWS)), "above", NONE), "this processor",
         on="Intel",
     ),
     "linear-layers-are-not-on-amd": holds(
-        every(CHANGE.where(variant=named.FULL_ROWS), "at most", _NONE), "this processor", on="AMD"
+        every(CHANGE.where(variant=named.FULL_ROWS), "at most", NONE), "this processor", on="AMD"
     ),
     "one-switch-is-enough-on-amd": holds(
-        every(DIFFERING.where(variant=named.WHOLE_CACHE), "at most", _NONE), "this processor", on="AMD"
+        every(DIFFERING.where(variant=named.WHOLE_CACHE), "at most", NONE), "this processor", on="AMD"
     ),
 }
 
@@ -188,8 +187,8 @@ def _rounding(found: Found) -> str:
 
 CHECKS = {
     "first-layer-differs": claim(
-        reproduced(every(POSTED_KEYS, "above", _NONE)),
-        refuted(every(POSTED_KEYS, "at most", _NONE), every(KEYS_ANYWHERE, "at most", _NONE)),
+        reproduced(every(POSTED_KEYS, "above", NONE)),
+        refuted(every(POSTED_KEYS, "at most", NONE), every(KEYS_ANYWHERE, "at most", NONE)),
         missing=lambda found: "" if KEYS_ANYWHERE(found) else "the thread's dtype, fp32, was not run",
         beside=_at_published_lengths,
     ),
