@@ -64,8 +64,11 @@ def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize("same", [True, False])
 def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, tmp_path, same):
     writer = records.Writer(tmp_path)
-    library = SimpleNamespace(decode=lambda prompt, n: ([0.002] * n, [7 if same else 8] * n))
-    monkeypatch.setattr(beside_llama_cpp, "steps_of", lambda *_: ([0.001] * 6, [7] * 6))
+    library = SimpleNamespace()
+    theirs = ([0.002] * 6, [7 if same else 8] * 6)
+    monkeypatch.setattr(
+        beside_llama_cpp, "steps_of", lambda decoder, *_: theirs if decoder is library else ([0.001] * 6, [7] * 6)
+    )
     monkeypatch.setattr(beside_llama_cpp, "_LlamaCpp", lambda *_: library)
     settings = BesideLlamaCppSettings(model="llama", weights="stand-in", n_new_tokens=6, n_repeats=2)
     if not same:

@@ -136,6 +136,7 @@ ESTIMATES = {
     ),
     "share_over": lambda rows: fits.share_over(rows, rows["value"] > 4)[0],
     "share_of_rows": lambda rows: fits.share_of_rows(rows, rows["value"] > 4)[0],
+    "of_units": lambda rows: fits.of_units(np.mean, [of.to_numpy() for _, of in rows.groupby("source")["value"]], 200),
     "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
 }
 # Of one fit, of published numbers, or what estimates are made of.

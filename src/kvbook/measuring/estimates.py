@@ -6,7 +6,7 @@ samples; it resamples files, since samples of one file resemble each other.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -328,15 +328,30 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
     table = rows.pivot_table(index=["source", "sample"], columns="variant", values=value)
     # A list: to take one item out of a series takes as long as the median of them all.
     ratios = list((table[variant] / table[against]).groupby("source").apply(np.asarray))
-    whole = np.median(np.concatenate(ratios))
-    if len(ratios) < FEWEST_UNITS:
-        return percentiles(whole, np.asarray([np.median(of_unit) for of_unit in ratios]), "range")
-    generator = np.random.default_rng(seed)
-    draws = [
-        np.median(np.concatenate([ratios[i] for i in generator.integers(0, len(ratios), len(ratios))]))
-        for _ in range(_DRAWS // 4)
-    ]
-    return percentiles(whole, np.asarray(draws))
+    return of_units(np.median, ratios, _DRAWS // 4, seed)
+
+
+def of_units(
+    statistic: Callable[[np.ndarray], float], units: Sequence[np.ndarray], n_draws: int, seed: int = 0
+) -> Estimate:
+    """Return a statistic of all rows with its bootstrap interval over units, or of few units with its range over them.
+
+    Parameters
+    ----------
+    statistic : callable
+        Takes rows, those of one unit or of several.
+    units : sequence of ndarray
+        The rows of each unit.
+    n_draws : int
+        How many draws; few where rows have to be sorted anew in each.
+    seed : int
+        Of the draws.
+    """
+    whole, n = statistic(np.concatenate(units)), len(units)
+    if n < FEWEST_UNITS:
+        return percentiles(whole, np.array([statistic(rows) for rows in units]), "range")
+    picks = np.random.default_rng(seed).integers(0, n, (n_draws, n))
+    return percentiles(whole, np.array([statistic(np.concatenate([units[i] for i in pick])) for pick in picks]))
 
 
 def mean_resampled(

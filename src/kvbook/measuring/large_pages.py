@@ -9,7 +9,7 @@ be looked up again at every step.  On pages of 2 MiB they are 130.  Linux gives 
 import itertools
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -59,11 +59,8 @@ class LargePages:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Let the model compute with the copies while a ``with`` block lasts."""
-        before = [(parameter, parameter.data) for parameter, _ in self._copies]
-        try:
+        with ExitStack() as stack:
             for parameter, copy in self._copies:
+                stack.callback(setattr, parameter, "data", parameter.data)
                 parameter.data = copy
             yield
-        finally:
-            for parameter, data in before:
-                parameter.data = data

@@ -28,12 +28,20 @@ class Text:
         Where the model is.
     about : dict
         ``model``, ``weights``, ``dtype``, ``sample`` and ``source``, for its rows.
+    writer : Writer
+        Of the run.
     """
 
     unit: str
     sample: corpus.Sample
     ids: torch.Tensor
     about: dict[str, Any]
+    writer: records.Writer
+
+    def keep(self, rows: Iterable[dict[str, Any]], **more: Any) -> None:
+        """Measure in inference mode what is to be iterated over, and write its rows, `more` in each of them."""
+        with torch.inference_mode():
+            self.writer.append(self.unit, [self.about | more | row for row in rows])
 
 
 def weights_of(settings: Settings, name: str) -> str:
@@ -81,14 +89,21 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
             pass
 
 
-def prompts(settings: Settings, texts: str, n_samples: int, prompt_tokens: int) -> list[corpus.Sample]:
-    """Cut prompts of one length by the model's tokenizer, and refuse shorter ones, which no batch can hold."""
+def prompts(
+    settings: Settings, texts: str, n_samples: int, n_tokens: int, what: str = "prompt", fields: str = "prompt_tokens",
+    further: int = 0,
+) -> list[corpus.Sample]:
+    """Cut samples of one length by the model's tokenizer, and refuse shorter ones, which no batch can hold.
+
+    `what` is the name of a sample and `fields` the settings to lower, both for the refusal; `further` says how many
+    tokens more than those settings name are cut.
+    """
     tokenizer = loading.tokenizer(settings.model, settings.weights)
-    found = list(corpus.samples(texts, tokenizer, n_samples, prompt_tokens, settings.seed))
-    if short := [sample for sample in found if len(sample.ids) < prompt_tokens]:
+    found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens, settings.seed))
+    if short := [sample for sample in found if len(sample.ids) < n_tokens]:
         raise UserError(
-            f"{short[0].source} gives {len(short[0].ids)} tokens, {prompt_tokens} are needed of each prompt: name a "
-            f"folder of longer files, or lower prompt_tokens to at most {min(len(sample.ids) for sample in short)}"
+            f"{short[0].source} gives {len(short[0].ids)} tokens, {n_tokens} are needed of each {what}: name a folder "
+            f"of longer files, or lower {fields} to at most {min(len(sample.ids) for sample in short) - further}"
         )
     return found
 
@@ -102,12 +117,13 @@ def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_token
 
 
 def load(
-    settings: Settings, name: str, dtype: str, attention: str | None = None, choose: WeightsOf = weights_of
+    settings: Settings, name: str, dtype: str, attention: str | None = None, quantization: str = "none",
+    choose: WeightsOf = weights_of,
 ) -> loading.Loaded:
     """Load a model as the settings ask for it, or share the one that is there."""
     return kept.load(
         name, weights=choose(settings, name), dtype=dtype, device=settings.device, attention=attention,
-        seed=settings.seed, memory=memory_of(settings),
+        seed=settings.seed, quantization=quantization, memory=memory_of(settings),
     )
 
 
@@ -125,4 +141,4 @@ def pending(
         if (unit := f"{case}|{sample.index}") in writer.done:
             continue
         about = loaded.about | {"sample": sample.index, "source": sample.source}
-        yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about)
+        yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about, writer)

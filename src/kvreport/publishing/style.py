@@ -46,6 +46,11 @@ def use() -> None:
     plt.style.use(STYLE)
 
 
+def panels(down: int, across: int, height: float, **how) -> tuple[Figure, np.ndarray]:
+    """Make panels that are as wide as the page together, in an array of rows and columns however many they are."""
+    return plt.subplots(down, across, squeeze=False, figsize=(WIDTH, height), **how)
+
+
 def plain_logarithm(axis: Axis) -> None:
     """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade: more run together."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -62,7 +62,7 @@ def figure_depth(table: pd.DataFrame) -> Figure:
 def figure_published(beside: pd.DataFrame) -> Figure:
     """Draw the post's absolute differences beside ours, a panel a case."""
     cases = list(dict.fromkeys(beside["case"]))
-    fig, axes = plt.subplots(2, (len(cases) + 1) // 2, sharey=True, squeeze=False, figsize=(style.WIDTH, 4.6))
+    fig, axes = style.panels(2, (len(cases) + 1) // 2, 4.6, sharey=True)
     for ax, case in zip(axes.flat, cases, strict=False):
         rows = beside[beside["case"] == case].reset_index(drop=True)
         for column, colour, face in (

@@ -135,7 +135,7 @@ def figure_layers(table: pd.DataFrame) -> Figure:
     """Draw the drift after every layer in the finest and in the coarsest dtype, clean and with a bug in one layer."""
     dtypes = _dtypes(table)
     shown = list(dict.fromkeys((dtypes[0], dtypes[-1])))
-    fig, axes = plt.subplots(len(shown), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.8 + 2.1 * len(shown)))
+    fig, axes = style.panels(len(shown), 1, 0.8 + 2.1 * len(shown), sharex=True)
     for ax, dtype in zip(axes[:, 0], shown, strict=True):
         part = table[(table["dtype"] == dtype) & (table["drift"] > 0)]
         for place, bug in enumerate((rows.CLEAN, rows.LATE, rows.NARROW)):

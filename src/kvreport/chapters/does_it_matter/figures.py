@@ -55,10 +55,8 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
     both = axes if book is None else pd.concat([book[book["way"].isin(ways)], axes])
     labels = ways if elsewhere is None else [*ways, *elsewhere["what"]]
     zeros = any(estimate.value == 0 for estimate in both["kl"])
-    fig, panels = plt.subplots(
-        1, 1 + zeros, sharey=True, squeeze=False, width_ratios=[1, 13][-1 - zeros :],
-        figsize=(style.WIDTH, 0.9 + 0.29 * len(labels)), gridspec_kw={"wspace": 0.02},
-    )
+    widths = {"width_ratios": [1, 13][-1 - zeros :], "gridspec_kw": {"wspace": 0.02}}
+    fig, panels = style.panels(1, 1 + zeros, 0.9 + 0.29 * len(labels), sharey=True, **widths)
     log, zero = panels[0, -1], panels[0, 0] if zeros else None
     handles = style.dtype_keys(axes["dtype"], _DTYPE_MARKERS)
     if book is not None:
@@ -164,9 +162,7 @@ def figure_by_position(table: pd.DataFrame) -> Figure:
         "error_growth": ("fp64 to cache", {"linestyle": "-", "marker": "o"}),
     }
     dtypes = list(dict.fromkeys(table["dtype"]))
-    fig, axes = plt.subplots(
-        len(dtypes), 1, sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 1 + 1.9 * len(dtypes))
-    )
+    fig, axes = style.panels(len(dtypes), 1, 1 + 1.9 * len(dtypes), sharex=True, sharey=True)
     for ax, dtype in zip(axes.flat, dtypes, strict=True):
         rows = table[table["dtype"] == dtype]
         for column, (_, look) in looks.items():
@@ -189,8 +185,7 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
 
     The upper axis is linear and as wide as the estimates: on one of ten decades a growth by half would not show.
     """
-    panels, height = (1, 3.4) if behind is None else (2, 6.2)
-    fig, axes = plt.subplots(panels, 1, squeeze=False, figsize=(style.WIDTH, height))
+    fig, axes = style.panels(*((1, 1, 3.4) if behind is None else (2, 1, 6.2)))
     along, looks = axes[0, 0], dict(zip(named.ALONG, zip(_LINES, style.MARKERS, strict=False), strict=False))
     for (dtype, way), rows in positions.groupby(["dtype", "way"], sort=False):
         line, marker = looks[way]

@@ -6,24 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from kvbook.measuring import estimates
+from kvbook.measuring import estimates, survival
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
-from kvreport.chapters.does_it_matter.rows import EXPERIMENTS, ROWS  # noqa: F401
-from kvreport.publishing.estimators import (
-    computed,
-    counted,
-    distinct,
-    first,
-    geometric_mean,
-    mean,
-    part,
-    ratio_of_means,
-    share,
-    total,
-)
+from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, ratio_of_means, share, total
 from kvreport.publishing.measures import Measure, holds, noted
-from kvreport.publishing.rules import HALF, Bound, every
+from kvreport.publishing.rules import ALL, HALF, NONE, Bound, every
 
 # Draws for what has to be sorted anew in each.
 _DRAWS = 200
@@ -37,12 +25,7 @@ def of_all_rows(statistic: Callable[..., float], *columns: str):
 
     def estimate(rows: pd.DataFrame) -> Estimate:
         files = [part[list(columns)].to_numpy() for _, part in rows.groupby("source", sort=True)]
-        whole = statistic(*np.concatenate(files).T)
-        if len(files) < estimates.FEWEST_UNITS:
-            return estimates.percentiles(whole, np.array([statistic(*file.T) for file in files]), "range")
-        picks = np.random.default_rng(0).integers(0, len(files), (_DRAWS, len(files)))
-        drawn = [statistic(*np.concatenate([files[place] for place in pick]).T) for pick in picks]
-        return estimates.percentiles(whole, np.array(drawn))
+        return estimates.of_units(lambda rows: statistic(*rows.T), files, _DRAWS)
 
     return estimate
 
@@ -79,11 +62,10 @@ def _over_the_same_texts(column: str):
 
 
 def _equal_at_the_end(texts: pd.DataFrame) -> Estimate:
-    curve = named.stays(texts)
-    value, low, high = curve.at(texts["written"].iloc[0])
+    found = survival.still_together(texts["steps"], texts["parted"] == 1, texts["written"].iloc[0])
     # Each pair goes on from a prompt of its own.
-    few = curve.pairs < estimates.FEWEST_UNITS
-    return Estimate(value, np.nan, np.nan, "range") if few else Estimate(value, low, high)
+    few = len(texts) < estimates.FEWEST_UNITS
+    return Estimate(found.value, np.nan, np.nan, "range") if few else found
 
 
 def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
@@ -236,14 +218,13 @@ FLIPS = replace(SCORED, name="tokens at which the cache flips the top-1 token", 
 OTHER_DECISIONS = replace(SCORED, name="tokens at which the cache changes a decision", estimate=total("decision_flip"))
 HEAD_RIGHT = replace(TEXTS, name="share of decisions that are right", form="{:.0%}", estimate=part("decision_right"))
 PROMPTS = replace(TEXTS, name="prompts", rows="first_divergence")
-WRITTEN = replace(TEXTS, name="tokens written", rows="texts", estimate=first("written"))
+WRITTEN = replace(TEXTS, name="tokens written", rows="texts", estimate=counted(lambda texts: texts["written"].iloc[0]))
 LONG_TEXTS = replace(TEXTS, name="long texts", rows="drift_by_position")
 LONGEST = replace(LONG_TEXTS, name="their tokens", estimate=counted(lambda rows: rows["read_to"].max() + 1))
 POSITION_TEXTS = replace(LONG_TEXTS, rows="by position", by=("dtype", "bin"))
-DEEPEST = replace(POSITION_TEXTS, name="tokens of the longest", by=(), estimate=computed("length", "max"))
+DEEPEST = replace(POSITION_TEXTS, name="tokens of the longest", by=(), estimate=counted(lambda of: of["length"].max()))
 PAIRS = replace(TEXTS, name="pairs of texts that diverged", rows="after_divergence", by=("dtype",))
 
-_ALL, _NONE = Bound(1, "arithmetic", "all"), Bound(0, "arithmetic", "none")
 _AS_FAR = Bound(1, "arithmetic", "as far")
 _HALF_MORE = Bound(1.5, "ours", "half as much again", "ratio")
 _TWICE = Bound(2, "ours", "twice as far", "ratio")
@@ -280,9 +261,9 @@ STATEMENTS = {
     "static-moves-less-on-amd": holds(
         every(STATIC_OVER_DYNAMIC, "below", Bound(0.2, "ours", "a fifth", "ratio")), "this processor", on="AMD"
     ),
-    "a-batch-changes-nothing": holds(every(_BATCHED["float32"], "at least", _ALL), "this processor"),
-    "a-batch-changes-all-in-bf16": holds(every(_BATCHED["bfloat16"], "at most", _NONE), "this processor", on="Intel"),
-    "a-batch-changes-nothing-on-amd": holds(every(_BATCHED["bfloat16"], "at least", _ALL), "this processor", on="AMD"),
+    "a-batch-changes-nothing": holds(every(_BATCHED["float32"], "at least", ALL), "this processor"),
+    "a-batch-changes-all-in-bf16": holds(every(_BATCHED["bfloat16"], "at most", NONE), "this processor", on="Intel"),
+    "a-batch-changes-nothing-on-amd": holds(every(_BATCHED["bfloat16"], "at least", ALL), "this processor", on="AMD"),
     "rounding-shrinks": holds(
         every(IN_BF16.where(way=named.CACHED), "above", Bound(1000, "ours", "a thousand times")), headline=True
     ),
@@ -304,7 +285,7 @@ STATEMENTS = {
     "a-batch-moves-few-texts-on-amd": holds(
         every(MOVED.where(dtype="bfloat16", change=named.EIGHT), "below", _FIFTH), "this processor", on="AMD"
     ),
-    "what-moves-is-near-a-tie": holds(every(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", _ALL)),
+    "what-moves-is-near-a-tie": holds(every(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL)),
     "length-adds-little": holds(every(GROWTH, "below", _HALF_MORE)),
     "drift-stays-along-long-texts": holds(
         every(DRIFT_GROWTH.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE)

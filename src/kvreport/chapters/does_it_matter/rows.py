@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvbook import paths
-from kvbook.measuring import estimates, survival
+from kvbook.measuring import estimates
 from kvbook.runs.records import Run
 from kvbook.scores.measures import NARROW, outside
 from kvbook.settings import read_yaml
@@ -200,11 +200,6 @@ def _between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
                 steps = differs.index(True) + 1 if any(differs) else len(path)
                 table.append((dtype, choice, OTHER_DTYPE, sample, steps, int(any(differs))))
     return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "steps", "parted"])
-
-
-def stays(texts: pd.DataFrame) -> survival.Survival:
-    """Estimate how long texts stay equal to the baseline's."""
-    return survival.kaplan_meier(texts["steps"].to_numpy(), texts["parted"].to_numpy() == 1)
 
 
 def _divergences(run: Run) -> pd.DataFrame:

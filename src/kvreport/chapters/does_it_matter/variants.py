@@ -12,8 +12,7 @@ piece.
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,7 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from kvbook.errors import UserError
 from kvbook.measuring import caches, rounded_caches
-from kvbook.models import corpus, kept, loading, lowbit, placement
+from kvbook.models import corpus, loading, lowbit, placement
+from kvbook.runs import samples
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
@@ -31,8 +31,7 @@ from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 PADS = tuple(1 + 3 * index for index in range(BATCH))
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Some rows of one text.
 
     Attributes
@@ -68,8 +67,7 @@ def read(model: PreTrainedModel, ids: torch.Tensor, **options) -> tuple[torch.Te
 Feed = Callable[[PreTrainedModel, torch.Tensor, int], Iterator[Piece]]
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One change.
 
     Attributes
@@ -168,7 +166,7 @@ def _bits(bits: int) -> MakeCache:
 
 
 (
-    TOKENS, CHUNKS, STATIC, BATCHED, PADDED, EAGER, OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4, LOST
+    _, CHUNKS, _, BATCHED, PADDED, EAGER, OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4, LOST
 ) = VARIANTS = (
     Variant(named.CACHED, on_a_cache(dynamic, 1)), Variant(named.CHUNKS, on_a_cache(dynamic, AT_ONCE)),
     Variant(named.STATIC, on_a_cache(static, AT_ONCE)), Variant(named.BATCHED, batched),
@@ -229,18 +227,9 @@ class Subject:
     """
 
     def __init__(self, settings: DoesItMatterSettings, dtype: str) -> None:
-        self._settings, self._dtype = settings, dtype
-        self._loaded: dict[tuple[str, str, str | None], loading.Loaded] = {}
-        self.baseline = self._load("none", dtype, None)
-
-    def _load(self, quantization: str, dtype: str, attention: str | None) -> loading.Loaded:
-        if (key := (quantization, dtype, attention)) not in self._loaded:
-            # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
-            self._loaded[key] = kept.load(
-                self._settings.model, weights=self._settings.weights, dtype=dtype, device=self._settings.device,
-                attention=attention, seed=self._settings.seed, quantization=quantization,
-            )
-        return self._loaded[key]
+        # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
+        self._load = functools.cache(functools.partial(samples.load, settings, settings.model))
+        self._dtype, self.baseline = dtype, self._load(dtype, None, "none")
 
     @property
     def about(self) -> dict[str, str]:
@@ -256,7 +245,7 @@ class Subject:
         dtype = self._dtype
         if way.other_dtype:
             dtype = "bfloat16" if dtype == "float32" else "float32"
-        return self._load(way.quantization, dtype, way.attention).model
+        return self._load(dtype, way.attention, way.quantization).model
 
     def tensor(self, ids: list[list[int]]) -> torch.Tensor:
         """Put ids where the model is."""
@@ -264,20 +253,13 @@ class Subject:
 
 
 def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
-    """Cut samples of one length by the model's tokenizer, and refuse shorter ones, which no batch can hold."""
-    tokenizer = loading.tokenizer(settings.model, settings.weights)
-    samples = list(corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed))
-    if short := [sample for sample in samples if len(sample.ids) < n_tokens]:
-        raise UserError(
-            f"{short[0].source} gives {len(short[0].ids)} tokens, {n_tokens} are needed of each text: name a folder of "
-            f"longer files, or lower n_tokens or longest to at most {min(len(s.ids) for s in short) - 1}"
-        )
-    return samples
+    """Cut the texts; often one token more than is read."""
+    return samples.prompts(settings, settings.corpus, n_samples, n_tokens, "text", "n_tokens or longest", further=1)
 
 
-def groups(samples: list[corpus.Sample]) -> list[list[corpus.Sample]]:
+def groups(texts: list[corpus.Sample]) -> list[list[corpus.Sample]]:
     """Put texts into groups that go through a batched way together."""
-    return [samples[first : first + BATCH] for first in range(0, len(samples), BATCH)]
+    return [texts[first : first + BATCH] for first in range(0, len(texts), BATCH)]
 
 
 # The settings on which the rows of all of the chapter's experiments depend.

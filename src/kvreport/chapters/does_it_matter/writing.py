@@ -5,7 +5,7 @@ depends on seed, text and step alone, so two runs that sample differently do so 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -14,8 +14,7 @@ from kvbook.measuring import caches, choosing, predictions
 from kvreport.chapters.does_it_matter import rows as named
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One choice.
 
     Attributes
@@ -30,8 +29,7 @@ class Step:
     scores: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Chooser:
+class Chooser(NamedTuple):
     """Chooses tokens from logits, greedily or with random numbers that all ways share.
 
     Attributes
@@ -113,8 +111,7 @@ def write_by_lookup(model: PreTrainedModel, prompt: torch.Tensor, n_new: int) ->
 
 def to_the_end(model: PreTrainedModel, written: Iterator[list[Step]]) -> list[list[Step]]:
     """Gather each text's steps up to the token that ends it."""
-    ends = model.generation_config.eos_token_id
-    ends = set(ends) if isinstance(ends, list) else {ends}
+    ends = choosing.ends_of(model)
     texts: list[list[Step]] = []
     for steps in written:
         texts = texts or [[] for _ in steps]

@@ -32,9 +32,7 @@ def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> Figur
     grids = {dtype: _grid(shares, dtype) for dtype in dtypes}
     lines = len(grids[dtypes[0]])
     height = 0.3 if book is None else 0.42
-    fig, axes = plt.subplots(
-        len(dtypes), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 0.9 + len(dtypes) * (0.35 + height * lines))
-    )
+    fig, axes = style.panels(len(dtypes), 1, 0.9 + len(dtypes) * (0.35 + height * lines), sharex=True)
     for ax, (dtype, grid) in zip(axes[:, 0], grids.items(), strict=True):
         ax.pcolormesh(grid.to_numpy(), cmap=_SHADES, vmin=0, vmax=100, edgecolors="#dddddd", linewidth=0.6)
         theirs = None if book is None or dtype not in set(book["dtype"]) else _grid(book, dtype)

@@ -92,9 +92,8 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
         ):
             length, count, first = plan(settings, text.sample.index)
             ids = text.ids[:, :length]
-            about = text.about | {"n_tokens": ids.shape[1], "threads": count}
             with threads.using(count):
-                writer.append(text.unit, [about | row for row in compare(loaded.model, ids, first)])
+                text.keep(compare(loaded.model, ids, first), n_tokens=ids.shape[1], threads=count)
 
 
 def work(settings: ExactCachesSettings) -> Work:

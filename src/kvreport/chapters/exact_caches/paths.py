@@ -105,8 +105,7 @@ def measure(settings: ExactCachesSettings, made_of: dict[str, Any], writer: reco
         for text in samples.pending(
             settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, loaded.name
         ):
-            about = text.about | {"n_tokens": text.ids.shape[1]}
-            writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+            text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
 
 
 def work(settings: ExactCachesSettings) -> Work:

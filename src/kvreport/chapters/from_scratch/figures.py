@@ -42,7 +42,7 @@ def _key_above(fig: Figure, *parts, **of) -> None:
 def figure_steps(logits: pd.DataFrame) -> Figure:
     """Draw how far each way that ought to agree with its reference is from it at each step, a panel for each dtype."""
     block, groups = int(logits["block"].iloc[0]), list(logits.groupby("dtype", sort=False))
-    fig, axes = plt.subplots(1, len(groups), sharey=True, squeeze=False, figsize=(style.WIDTH, 3.8))
+    fig, axes = style.panels(1, len(groups), 3.8, sharey=True)
     # Where lines lie on one another, the lower ones are wider.
     widths = {names.FORGOTTEN: 1.0, names.POSTED: 4.0, names.REPLY: 2.5, names.half_refill(block): 1.0}
     for ax, (dtype, of_dtype) in zip(axes[0], groups, strict=True):

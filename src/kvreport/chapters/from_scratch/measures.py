@@ -6,22 +6,13 @@ import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.from_scratch import rows
-from kvreport.chapters.from_scratch.rows import EXPERIMENTS, POSTED, ROWS, WINDOW  # noqa: F401
+from kvreport.chapters.from_scratch.rows import POSTED, WINDOW
 from kvreport.publishing import wording
-from kvreport.publishing.estimators import (
-    counted,
-    distinct,
-    first,
-    mean,
-    median_of_ratios,
-    ratio_of_means,
-    share,
-    total,
-)
+from kvreport.publishing.estimators import counted, distinct, first, mean, median_of_ratios, ratio_of_means, share
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import UNFITTED
 from kvreport.publishing.measures import Measure, claim, either, holds, noted, verdict
-from kvreport.publishing.rules import HALF, Bound, every, refuted, reproduced
+from kvreport.publishing.rules import HALF, NONE, Bound, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
 
@@ -36,7 +27,7 @@ ROUNDOFFS = Measure(
 )
 UNEQUAL = Measure(
     "steps whose logits are not bitwise identical", "", "dtype", "{:.0f}", rows="steps", by=("dtype",),
-    estimate=total("unequal"),
+    estimate=counted(lambda of: of["unequal"].sum()),
 )
 GAP = Measure(
     "loss past the first block, minus the window's, in nats a character", "file", form="{:+.3f}", rows="past",
@@ -60,7 +51,7 @@ SKIPPED = Measure(
 )
 DIVERGED = Measure(
     "greedy texts of the reply that diverge within the first block", form="{:.0f}", rows="divergences",
-    estimate=total("diverges"),
+    estimate=counted(lambda of: of["diverges"].sum()),
 )
 EQUAL = Measure(
     "share of greedy texts of the reply that are equal through the first block", "text", rows="divergences",
@@ -100,7 +91,6 @@ HALF_BLOCK = Measure(
 )
 RUN_TOKENS = Measure("new tokens", rows="times", estimate=first("length"), form="{:.0f}").where(measure=rows.RUN)
 
-_NONE = Bound(0, "arithmetic", "none")
 _PERCENT_WORSE = Bound(0.01, "ours", "nats a character, a percent of likelihood")
 _PERCENT_BETTER = Bound(-0.01, "ours", "nats a character, a percent of likelihood")
 _ROUNDING = Bound(rows.MOST_ROUNDOFFS, "ours", "more than roundings pile up to")
@@ -116,7 +106,7 @@ def _is_bug(comparison: str, past: bool):
 
 
 def _changes_nothing(fix: str):
-    return holds(every(UNEQUAL.where(comparison=fix), "at most", _NONE))
+    return holds(every(UNEQUAL.where(comparison=fix), "at most", NONE))
 
 
 STATEMENTS = {
@@ -135,7 +125,7 @@ STATEMENTS = {
         every(MODULO, "below", Bound(0.1, "ours", "a tenth of the gap", "share")), "this model"
     ),
     "reply-is-worse-too": holds(every(REPLY_GAP, "above", _PERCENT_WORSE)),
-    "short-context-does-not-cost": holds(every(GAP.where(scheme=rows.WHOLE), "below", _NONE), "this model"),
+    "short-context-does-not-cost": holds(every(GAP.where(scheme=rows.WHOLE), "below", NONE), "this model"),
     "stuck-position-costs": holds(every(STUCK, "above", _PERCENT_WORSE)),
     "refill-agrees-with-its-window": _is_rounding(rows.HALF, past=True),
     "refill-is-no-worse": holds(every(GAP.where(scheme=rows.HALF), "below", _PERCENT_WORSE), "this model"),
@@ -198,8 +188,8 @@ CHECKS = {
     "prompt-is-the-cause": _remedy(rows.PROMPT, lambda _: "; the post starts from one character"),
     "positions-misalign": claim(*either(CHANGE.where(way=rows.MODULO), "below", _PERCENT_BETTER), beside=_modulo),
     "outputs-match": claim(
-        refuted(every(DIVERGED, "above", _NONE), one_is_enough=True),
-        reproduced(every(DIVERGED, "at most", _NONE), every(EQUAL, "above", HALF)),
+        refuted(every(DIVERGED, "above", NONE), one_is_enough=True),
+        reproduced(every(DIVERGED, "at most", NONE), every(EQUAL, "above", HALF)),
         beside=lambda found: f"the first block has {found['divergences']['block'].iloc[0]} characters",
     ),
     "three-times-faster": claim(

@@ -18,7 +18,7 @@ from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.from_scratch import loss, rows, subject, texts
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
-from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reply, Rolling, Window, refills, write
+from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reader, Reply, Rolling, Window, refills, write
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # What the reply states: 6 layers of width 384, 4 heads, block 256, GPT-2's vocabulary, one block of positions.
@@ -34,35 +34,30 @@ def lengths(block: int) -> list[int]:
 
 # A prompt needs the mask; the step that is timed is one character and has none, as posted.
 _CACHED = partial(Rolling, prompt="whole", mask="causal")
+# Takes a reader, ids and a length; gives seconds.
+Take = Callable[[Reader, torch.Tensor, int], float]
 _STEPPING: dict[str, MakeReader] = {
     rows.POSTED: _CACHED, rows.WINDOW: Window, rows.ALL_ROWS: partial(Window, all_rows=True),
 }
 
 
-def _step_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor, times: int) -> float:
-    seconds = []
-    for _ in range(times):
-        way = make(model)
-        if way.remembers and ids.shape[1] > 1:
-            way.read(ids[:, :-1])
-        seconds.append(timing.timed(partial(way.read, ids), ids.device)[1])
-    return statistics.median(seconds)
+def _step_seconds(way: Reader, ids: torch.Tensor, length: int) -> float:
+    if way.remembers and length > 1:
+        way.read(ids[:, : length - 1])
+    return timing.timed(lambda: way.read(ids[:, :length]), ids.device)[1]
 
 
-def _run_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor) -> float:
-    return timing.timed(lambda: write(make(model), ids, rows.REPLYS_NEW_TOKENS), ids.device)[1]
+def _run_seconds(way: Reader, ids: torch.Tensor, length: int) -> float:
+    return timing.timed(lambda: write(way, ids[:, : texts.PROMPT], length), ids.device)[1]
 
 
-def _past_seconds(make: MakeReader, model: ScratchGPT, ids: torch.Tensor) -> float:
-    block = model.shape.block
-    way = make(model)
+def _past_seconds(way: Reader, ids: torch.Tensor, block: int) -> float:
     way.read(ids[:, :block])
+    return timing.timed(lambda: [way.read(ids[:, : block + further]) for further in range(1, block + 1)], ids.device)[1]
 
-    def read_on() -> None:
-        for length in range(block + 1, 2 * block + 1):
-            way.read(ids[:, :length])
 
-    return timing.timed(read_on, ids.device)[1]
+def _seconds(take: Take, make: MakeReader, model: ScratchGPT, ids: torch.Tensor, length: int, times: int) -> float:
+    return statistics.median(take(make(model), ids, length) for _ in range(times))
 
 
 def past_ways(block: int) -> dict[str, MakeReader]:
@@ -79,20 +74,18 @@ def _random_model(settings: ScratchSettings) -> ScratchGPT:
 
 def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[dict[str, Any], Callable[[], float]]]:
     """List what is timed of a model, each with what takes its time once."""
-    # A step of the small model is so short that one hiccup would outweigh it.
-    times = 1 if name == rows.REPLYS_MODEL else SHORT_STEPS
-    for length in lengths(model.shape.block):
-        for way, make in _STEPPING.items():
-            step = partial(_step_seconds, make, model, ids[:, :length], times)
-            yield {"measure": rows.STEP, "way": way, "length": length}, step
-    if name == rows.REPLYS_MODEL:
-        for way, make in _STEPPING.items():
-            run = partial(_run_seconds, make, model, ids[:, : texts.PROMPT])
-            yield {"measure": rows.RUN, "way": way, "length": rows.REPLYS_NEW_TOKENS}, run
-    else:
-        for way, make in past_ways(model.shape.block).items():
-            past = partial(_past_seconds, make, model, ids)
-            yield {"measure": rows.PAST, "way": way, "length": model.shape.block}, past
+    block, is_replys = model.shape.block, name == rows.REPLYS_MODEL
+    todo = [(rows.STEP, _STEPPING, _step_seconds, length) for length in lengths(block)]
+    todo.append(
+        (rows.RUN, _STEPPING, _run_seconds, rows.REPLYS_NEW_TOKENS) if is_replys
+        else (rows.PAST, past_ways(block), _past_seconds, block)
+    )
+    for what, ways, take, length in todo:
+        # A step of the small model is so short that one hiccup would outweigh it.
+        times = SHORT_STEPS if what == rows.STEP and not is_replys else 1
+        for way, make in ways.items():
+            about = {"measure": what, "way": way, "length": length}
+            yield about, partial(_seconds, take, make, model, ids, length, times)
 
 
 @torch.inference_mode()

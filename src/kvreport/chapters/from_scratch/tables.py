@@ -26,9 +26,7 @@ def causes(found: Found) -> pd.DataFrame:
     labels = {way: f"posted, {way[2:]} ({way[0]})" for way in rows.FIXES}
     half = rows.half_refill(int(found["scratch_loss"]["block"].iloc[0]))
     ways = [rows.POSTED, *rows.FIXES, rows.ABSOLUTE, rows.REPLY, half]
-    return pd.DataFrame(
-        {"label": labels.get(way, way), "estimate": gaps[way], "published": False} for way in ways
-    )
+    return pd.DataFrame({"label": labels.get(way, way), "estimate": gaps[way], "published": False} for way in ways)
 
 
 def sizes(runs: Mapping[str, Found]) -> pd.DataFrame:

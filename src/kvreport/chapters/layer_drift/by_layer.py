@@ -53,9 +53,7 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
         loaded = samples.load(settings, name, dtype)
         case, label = f"{name}|{dtype}", f"drift of {loaded.name}, {dtype}"
         for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens, label):
-            about = text.about | {"start": text.sample.start, "n_tokens": len(text.sample.ids)}
-            with torch.inference_mode():
-                writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+            text.keep(compare(loaded.model, text.ids), start=text.sample.start, n_tokens=len(text.sample.ids))
 
 
 def work(settings: LayerDriftSettings) -> Work:

@@ -42,7 +42,7 @@ def _curves(ax: Axes, rows: pd.DataFrame, published: bool = False, **look) -> No
 
 def _panels(models: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     """Make a panel for each model, one under the other, on one scale of values."""
-    fig, axes = plt.subplots(len(models), 1, sharey=True, squeeze=False, figsize=(style.WIDTH, 0.7 + 2.9 * len(models)))
+    fig, axes = style.panels(len(models), 1, 0.7 + 2.9 * len(models), sharey=True)
     for ax, model in zip(axes[:, 0], models, strict=True):
         ax.set(yscale="log", xlabel="hidden state after layer", ylabel="largest absolute difference")
         ax.text(0.015, 0.97, model, transform=ax.transAxes, va="top", fontweight="bold")
@@ -164,8 +164,7 @@ def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> None:
 def figure_greedy(greedy: pd.DataFrame) -> Figure:
     """Draw `plot_greedy` for every model and dtype, one under the other, of the first prompt."""
     groups = list(greedy[greedy["prompt"] == greedy["prompt"].iloc[0]].groupby(["model", "dtype"], sort=False))
-    size = style.WIDTH, 0.6 + 1.25 * len(groups)
-    fig, axes = plt.subplots(len(groups), 1, sharex=True, squeeze=False, figsize=size)
+    fig, axes = style.panels(len(groups), 1, 0.6 + 1.25 * len(groups), sharex=True)
     for ax, ((model, dtype), rows) in zip(axes[:, 0], groups, strict=True):
         plot_greedy(rows, ax)
         ax.set_title(f"{model.rpartition('/')[2]}, {DTYPES[dtype]}", loc="left", fontsize=10, pad=2)
@@ -200,4 +199,3 @@ def figure_mitigations(table: pd.DataFrame) -> Figure:
     markers = dict(zip(dict.fromkeys(table["dtype"]), style.MARKERS, strict=False))
     top.legend(handles=style.dtype_keys(table["dtype"], markers), loc="best")
     return fig
-# x

@@ -59,13 +59,10 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
                     for variant in variants:
                         with mitigations.applied(patches[variant]):
                             full_and_split.split_pass(loaded.model, text.ids)
-                turn = text.sample.index % len(variants)
-                about = text.about | {"n_tokens": len(text.sample.ids)}
-                rows = [
-                    about | {"variant": variant} | _compare(loaded, text.ids, patches[variant])
-                    for variant in variants[turn:] + variants[:turn]
-                ]
-            writer.append(text.unit, rows)
+            turn = text.sample.index % len(variants)
+            ordered = variants[turn:] + variants[:turn]
+            rows = ({"variant": variant} | _compare(loaded, text.ids, patches[variant]) for variant in ordered)
+            text.keep(rows, n_tokens=len(text.sample.ids))
 
 
 def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigations.Patch]) -> dict[str, Any]:

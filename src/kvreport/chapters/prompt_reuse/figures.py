@@ -22,7 +22,7 @@ def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
     }
     hollow = {"markerfacecolor": "white", "linestyle": ""}
     processors = list(dict.fromkeys(table["processor"]))
-    fig, axes = plt.subplots(1, len(processors), sharex=True, sharey=True, squeeze=False, figsize=(style.WIDTH, 3.6))
+    fig, axes = style.panels(1, len(processors), 3.6, sharex=True, sharey=True)
     for ax, processor in zip(axes[0], processors, strict=True):
         for (model, dtype), rows in table[table["processor"] == processor].groupby(["model", "dtype"]):
             ax.plot(rows["rows_fed"], rows["share"], color=DTYPE_COLOURS[dtype], **looks[model])
@@ -44,7 +44,7 @@ _PARTS = {"response": {"marker": "o", "linestyle": "-"}, "prompt": {"marker": "s
 def figure_layers(curves: pd.DataFrame) -> Figure:
     """Draw share and size of the difference against the layer, one column a model, from `tables.by_layer`."""
     models = list(dict.fromkeys(curves["model"]))
-    fig, axes = plt.subplots(2, len(models), sharex="col", sharey="row", squeeze=False, figsize=(style.WIDTH, 4.6))
+    fig, axes = style.panels(2, len(models), 4.6, sharex="col", sharey="row")
     # Keys and values go together; the mean of the two keeps the panels readable, the data file has both.
     quantities = ["share", "relative_roundoffs"]
     means = curves.groupby(["model", "dtype", "part", "layer"])[quantities].mean().reset_index("layer")

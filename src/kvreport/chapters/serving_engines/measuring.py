@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
-from kvbook.measuring import choosing
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
@@ -55,7 +54,7 @@ def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, A
         model = samples.load(settings, settings.model, dtype).model
 
         def ask(way: str, prompts: list[list[int]], tokens: int, model: PreTrainedModel = model) -> list[Written]:
-            return transformers_itself.write(model, prompts, tokens, choosing.ends_of(model), way == named.WARM)
+            return transformers_itself.write(model, prompts, tokens, way == named.WARM)
 
         _record(settings, writer, "transformers", dtype, named.PLAIN, functools.partial(contextlib.nullcontext, ask))
 

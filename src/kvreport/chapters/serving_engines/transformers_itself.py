@@ -9,9 +9,7 @@ from kvreport.chapters.serving_engines.rows import BLOCK
 
 
 @torch.inference_mode()
-def write(
-    model: PreTrainedModel, prompts: list[list[int]], tokens: int, ends: set[int], warm: bool = False
-) -> list[Written]:
+def write(model: PreTrainedModel, prompts: list[list[int]], tokens: int, warm: bool = False) -> list[Written]:
     """Continue prompts together; warm ones compute only what follows the last whole block of a prefix cache."""
     cache, fed = DynamicCache(config=model.config), torch.tensor(prompts, device=model.device)
     cached = (fed.shape[1] - 1) // BLOCK * BLOCK if warm else 0
@@ -25,7 +23,7 @@ def write(
         logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         best = logs.topk(min(TOP, logs.shape[-1]))
         for row, one in enumerate(found):
-            if one.tokens and one.tokens[-1] in ends:
+            if one.tokens and one.tokens[-1] in choosing.ends_of(model):
                 continue
             one.tokens.append(int(fed[row]))
             one.logprobs.append(float(logs[row, fed[row]]))

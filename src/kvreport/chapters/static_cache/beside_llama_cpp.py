@@ -12,7 +12,7 @@ the same prompt, greedily; a step is one token, its logits and the largest of th
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,15 @@ import torch
 
 from kvbook import progress
 from kvbook.errors import UserError
-from kvbook.measuring import decoding, timing
+from kvbook.measuring import decoding
 from kvbook.models import loading
 from kvbook.runs import evidence, recording
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
-from kvreport.chapters.static_cache.one_call import steps_of
+from kvreport.chapters.static_cache.one_call import FASTEST, in_the_middle, steps_of
 from kvreport.chapters.static_cache.rows import OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines.gguf_file import write_gguf
-
-_FASTEST = decoding.Way("static", True, True, True)
-_FIRST_STEPS = 3
 
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
@@ -58,15 +55,11 @@ def measure(
     ids = subject.prompt(settings, loaded)
     room, begins = ids.shape[1] + settings.n_new_tokens, set()
     with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch:
-        decoder = decoding.Decoder(loaded.model, _FASTEST, room)
         theirs = _LlamaCpp(write_gguf(loaded.model, Path(scratch) / "model.gguf"), room)
-        programs: dict[str, Callable[[], tuple[list[float], list[int]]]] = {
-            OURS: lambda: steps_of(decoder, ids, settings.n_new_tokens),
-            THEIRS: lambda: theirs.decode(ids[0].tolist(), settings.n_new_tokens),
-        }
+        programs = {OURS: decoding.Decoder(loaded.model, FASTEST, room), THEIRS: theirs}
         for repeat in progress.track(range(-1, settings.n_repeats), label="beside llama.cpp: repeat"):
-            for program, decode in programs.items():
-                seconds, tokens = decode()
+            for program, decoder in programs.items():
+                seconds, tokens = steps_of(decoder, ids, settings.n_new_tokens)
                 begins.add(tokens[0])
                 if len(begins) > 1:
                     raise UserError(
@@ -74,37 +67,27 @@ def measure(
                     )
                 # The first turn compiles, and warms caches up.
                 if repeat >= 0:
-                    steps = seconds[_FIRST_STEPS:]
-                    measured = {"n_steps": len(steps), "step_s": float(np.median(steps))}
-                    yield {"repeat": repeat, "program": program} | measured
+                    yield {"repeat": repeat, "program": program} | in_the_middle(seconds)
 
 
 class _LlamaCpp:
-    """llama.cpp, one token at a time, on as many threads as torch."""
+    """llama.cpp, one token at a time, on as many threads as torch; it is asked as `decoding.Decoder` is."""
 
     def __init__(self, file: Path, room: int) -> None:
         self._library = _library()
         options = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
         self._model = self._library.Llama(str(file), n_ctx=room, verbose=False, **options)
 
-    def decode(self, prompt: list[int], n_new_tokens: int) -> tuple[list[float], list[int]]:
-        self._model.reset()
-        self._model.eval(prompt)
-        seconds, tokens = [], []
-        token = self._largest()
-        for _ in range(n_new_tokens):
-            tokens.append(token)
-            token, one = timing.timed(lambda token=token: self._step(token), torch.device("cpu"))
-            seconds.append(one)
-        return seconds, tokens
+    def start(self, ids: torch.Tensor) -> int:
+        return self.step(*ids[0].tolist())
 
-    def _step(self, token: int) -> int:
-        self._model.eval([token])
-        return self._largest()
-
-    def _largest(self) -> int:
+    def step(self, *tokens: int) -> int:
+        self._model.eval(list(tokens))
         logits = self._library.llama_get_logits_ith(self._model.ctx, -1)
         return int(np.ctypeslib.as_array(logits, shape=(self._model.n_vocab(),)).argmax())
+
+    def close(self) -> None:
+        self._model.reset()
 
 
 def work(settings: StaticCacheSettings) -> Work:

@@ -86,7 +86,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
 def figure_batches(found: pd.DataFrame) -> Figure:
     """Draw the time of a step against its context, a panel a dtype and a line a batch, from `rows.contexts`."""
     dtypes = list(found["dtype"].unique())
-    fig, axes = plt.subplots(1, len(dtypes), figsize=(style.WIDTH, 3.4), sharey=True, squeeze=False)
+    fig, axes = style.panels(1, len(dtypes), 3.4, sharey=True)
     for ax, dtype in zip(axes[0], dtypes, strict=True):
         of_dtype = found[found["dtype"] == dtype]
         for batch, some in of_dtype.groupby("batch"):

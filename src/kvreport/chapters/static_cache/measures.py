@@ -6,13 +6,12 @@ import pandas as pd
 from kvbook.measuring import estimates
 from kvbook.measuring.estimates import two_digits
 from kvreport.chapters.static_cache import rows
-from kvreport.chapters.static_cache.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing import documents
 from kvreport.publishing.estimators import counted, first, median, part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.measures import Derived, Measure, claim, holds, noted, told, worded
-from kvreport.publishing.rules import Bound, Side, every, other_cause, refuted, reproduced
+from kvreport.publishing.rules import NONE, Bound, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
 
@@ -207,7 +206,6 @@ PUBLISHED_SPREAD = _fact(
 )
 
 _EVEN = Bound(1, "arithmetic", "as fast as the other")
-_NONE = Bound(0, "arithmetic", "none")
 _ONE_TOKEN = Bound(1, "arithmetic", "each token once")
 _HALF_MORE = Bound(1.5, "ours", "half as fast again", "ratio")
 _TWICE = Bound(2, "ours", "twice as long", "ratio")
@@ -249,8 +247,8 @@ STATEMENTS = {
         every(LONGEST_ALONE.where(dtype="float16"), "above", _TWICE), "this processor", on="AMD"
     ),
     "below-the-limit": holds(every(LIMIT_SHARE, "below", Bound(1, "arithmetic", "the limit"))),
-    "generate-compiles-nothing": holds(every(GRAPHS, "at most", _NONE), "this processor"),
-    "dynamic-compiles": holds(every(LATER_GRAPHS, "at most", _NONE)),
+    "generate-compiles-nothing": holds(every(GRAPHS, "at most", NONE), "this processor"),
+    "dynamic-compiles": holds(every(LATER_GRAPHS, "at most", NONE)),
     "cached-steps-hardly-grow": holds(
         every(GROWTH, "below", Bound(0.25, "ours", "a quarter of the growth without a cache", "share"))
     ),
@@ -361,12 +359,12 @@ CHECKS = {
     "static-slower-t4": _SLOWER[T4],
     "dynamic-not-compilable": claim(
         refuted(
-            every(FIRST_GRAPHS, "above", _NONE), every(LATER_GRAPHS, "at most", _NONE), every(STEPS, "above", _NONE),
+            every(FIRST_GRAPHS, "above", NONE), every(LATER_GRAPHS, "at most", NONE), every(STEPS, "above", NONE),
             one_is_enough=True,
         ),
-        reproduced(every(STEPS, "at most", _NONE)), beside=_of_compiled_steps,
+        reproduced(every(STEPS, "at most", NONE)), beside=_of_compiled_steps,
     ),
-    "compiled-by-itself": _judged(GRAPHS, "above", "at most", _NONE, needs=(CUDA,), **_ON_DEVICE),
+    "compiled-by-itself": _judged(GRAPHS, "above", "at most", NONE, needs=(CUDA,), **_ON_DEVICE),
     "first-call-slow": _judged(
         FIRST, "above", "below", Bound(10, "ours", "ten steps are a long time"), beside=_seconds_of_first_steps
     ),

@@ -7,7 +7,7 @@ Each runs on usual and, where the system has them, on large pages of memory.  Ro
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,29 +45,25 @@ def reading(place: Callable[[], torch.Tensor]) -> dict[str, tuple[Callable[[], A
     }
 
 
-def measure(device: torch.device, writer: records.Writer) -> None:
-    """Time every kernel, and append all rows as one unit."""
-    if "all" in writer.done:
-        return
+def read(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Time every kernel."""
     places = {"usual": lambda: torch.ones(_N, device=device)}
     if device.type == "cpu" and large_pages.asked_for():
         places["large"] = on_large_pages
-    rows = []
     for pages, place in places.items():
         kernels = reading(place)
         for repeat in progress.track(range(_REPEATS), label=f"memory bandwidth, {pages} pages: repeat"):
             for kernel, (work, n_bytes) in kernels.items():
                 _, seconds = timing.timed(work, device)
-                rows.append(
-                    {"kernel": kernel, "pages": pages, "repeat": repeat, "n_bytes": n_bytes, "seconds": seconds}
-                )
-    writer.append("all", rows)
+                yield {"kernel": kernel, "pages": pages, "repeat": repeat, "n_bytes": n_bytes, "seconds": seconds}
 
 
-def _measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
-    measure(placement.device_of(settings.device), writer)
+def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Append all rows as one unit."""
+    if "all" not in writer.done:
+        writer.append("all", read(placement.device_of(settings.device)))
 
 
 EXPERIMENT = Experiment(
-    "memory_bandwidth", StaticCacheSettings, inputs, _measure, fields=frozenset({"device"}), revision=2, timed=True
+    "memory_bandwidth", StaticCacheSettings, inputs, measure, fields=frozenset({"device"}), revision=2, timed=True
 )

@@ -20,7 +20,7 @@ from kvreport.chapters.static_cache import memory_bandwidth, subject
 from kvreport.chapters.static_cache.rows import GENERATE, MEMORY, ONE_CALL, OURS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
-_FASTEST = decoding.Way("static", True, True, True)
+FASTEST = decoding.Way("static", True, True, True)
 _FIRST_STEPS = 3
 
 
@@ -42,7 +42,7 @@ def measure(
         return
     ids, count = subject.prompt(settings, loaded), settings.n_new_tokens
     room = ids.shape[1] + count
-    decoder, pages = decoding.Decoder(loaded.model, _FASTEST, room), large_pages.LargePages(loaded.model)
+    decoder, pages = decoding.Decoder(loaded.model, FASTEST, room), large_pages.LargePages(loaded.model)
     programs = {
         OURS: lambda: steps_of(decoder, ids, count),
         ONE_CALL: lambda: _by_calls(loaded.model, room, pages, ids, count),
@@ -52,22 +52,23 @@ def measure(
     per_token = sum(each.nbytes for each in loaded.model.parameters())
     per_token += memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype) * (ids.shape[1] + count / 2)
     for repeat in progress.track(range(-1, settings.n_repeats), label="a step in one call: repeat"):
-        reference = None
         fastest = max(n_bytes / timing.timed(read, ids.device)[1] for read, n_bytes in kernels)
-        if repeat >= 0:
-            yield {
-                "repeat": repeat, "program": MEMORY, "n_steps": len(kernels), "step_s": per_token / fastest,
-                "equal": None, "tokens": None,
-            }
+        least = {"n_steps": len(kernels), "step_s": per_token / fastest}
+        rows, reference = [{"program": MEMORY} | least | {"equal": None, "tokens": None}], []
         for program, decode in programs.items():
             seconds, tokens = decode()
-            reference, steps = reference or tokens, seconds[_FIRST_STEPS:] or seconds
-            # The first turn compiles, and warms caches up.
-            if repeat >= 0:
-                yield {
-                    "repeat": repeat, "program": program, "n_steps": len(steps), "step_s": float(np.median(steps)),
-                    "equal": sum(map(int.__eq__, tokens, reference)), "tokens": len(tokens),
-                }
+            reference = reference or tokens
+            equal = sum(map(int.__eq__, tokens, reference))
+            rows.append({"program": program} | in_the_middle(seconds) | {"equal": equal, "tokens": len(tokens)})
+        # The first turn compiles, and warms caches up.
+        if repeat >= 0:
+            yield from ({"repeat": repeat} | row for row in rows)
+
+
+def in_the_middle(seconds: list[float]) -> dict[str, Any]:
+    """Return the number of steps after the first ones, and their median; of few steps all count."""
+    steps = seconds[_FIRST_STEPS:] or seconds
+    return {"n_steps": len(steps), "step_s": float(np.median(steps))}
 
 
 def steps_of(decoder: decoding.Decoder | OneCall, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:

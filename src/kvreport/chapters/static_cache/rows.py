@@ -48,9 +48,7 @@ ONE_ROW, LARGE_PAGES = (label("static", True, True, pages) for pages in (False, 
 def timed(run: Run) -> pd.DataFrame:
     """Keep what decodes, by its way: the loop's steps and the library's calls."""
     rows = run.rows[run.rows["engine"].isin([GENERATE, LOOP])]
-    ways = rows[WAY].drop_duplicates()
-    names = {way: label(*way[1:], way[0]) for way in ways.itertuples(index=False, name=None)}
-    return rows.assign(way=[names[way] for way in rows[WAY].itertuples(index=False, name=None)])
+    return rows.assign(way=[label(*way, engine) for engine, *way in rows[WAY].itertuples(index=False, name=None)])
 
 
 def steps(timed: pd.DataFrame) -> pd.DataFrame:

@@ -8,8 +8,9 @@ Without a cache a step's time depends on its length alone, and takes longest; it
 tokens that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step): see ``data/README.md``.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch._dynamo.utils import counters
@@ -80,21 +81,23 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
 
 def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
     """Warm everything up, then give `generate` and the loop their turns, in an order that turns with every repeat."""
-    generate = _Generate(model, ids, settings.n_new_tokens)
-    loop = _Loop(model, ids, settings)
-    yield from generate.first()
-    yield from loop.first()
+    timed = _Timed(model, ids, settings)
+    # For buffers a few tokens do; on a GPU a static cache sets off a compilation, which depends on the length.
+    few = min(_FEW, settings.n_new_tokens) if model.device.type == "cpu" else settings.n_new_tokens
+    for cache in named.KINDS[1:]:
+        yield from timed.generated(cache, -1, few)
+    yield from timed.first_steps()
     # Without a cache a call takes as long as several others together: one is kept, and none is spent on warming up.
-    yield from generate.timed("none", 0)
-    cached, uncached = ([way for way in loop.ways if (way.cache == "none") == without] for without in (False, True))
-    work = [*((generate.timed, cache) for cache in generate.CACHED), *((loop.cached, way) for way in cached)]
+    yield from timed.generated("none", 0, settings.n_new_tokens)
+    cached, uncached = ([way for way in timed.ways if (way.cache == "none") == without] for without in (False, True))
+    work = [*((timed.generated, cache) for cache in named.KINDS[1:]), *((timed.written, way) for way in cached)]
     for repeat in progress.track(range(settings.n_repeats), label="generate and decoding: repeat"):
         turn = repeat % len(work)
         for take, way in work[turn:] + work[:turn]:
-            yield from take(way, repeat)
+            yield from take(way, repeat, settings.n_new_tokens)
         # They are measured on the tokens that the cached ways wrote.
         for way in uncached:
-            yield from loop.uncached(way, repeat)
+            yield from timed.at_some_lengths(way, repeat)
         yield from _head(model, ids.shape[1] + settings.n_new_tokens, repeat)
 
 
@@ -112,30 +115,24 @@ def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Iterator[dict[s
         yield _row(Way("none"), repeat, named.HEAD, 0, n_tokens, seconds) | {"engine": engine}
 
 
-class _Generate:
-    """`generate` as the document calls it, with each kind of cache."""
+class _Timed:
+    """`generate` as the document calls it, and the one loop of `kvbook.measuring.decoding`, in each of its ways."""
 
-    CACHED = ("dynamic", "static")
     _OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
         "none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"},
     }
 
-    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, n_new: int) -> None:
-        self._model, self._ids, self._n_new = model, ids, n_new
-        self._made = dict.fromkeys(self._OPTIONS, 0)
+    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> None:
+        self._model, self._ids = model, ids
+        room = ids.shape[1] + settings.n_new_tokens
+        self.ways = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
+        # Graphs that were compiled for `generate`, by kind of cache.
+        self._made: Counter[str] = Counter()
+        self._written: torch.Tensor | None = None
 
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Take the turn before the first: buffers, and on a GPU the compilation that a static cache sets off.
-
-        For buffers a few tokens do; a compilation depends on the length.
-        """
-        few = min(_FEW, self._n_new) if self._model.device.type == "cpu" else self._n_new
-        for cache in self.CACHED:
-            yield from self.timed(cache, -1, few)
-
-    def timed(self, cache: str, repeat: int, count: int | None = None) -> Iterator[dict[str, Any]]:
-        """Write one text."""
-        before, count = graphs_compiled(), count or self._n_new
+    def generated(self, cache: str, repeat: int, count: int) -> list[dict[str, Any]]:
+        """Write one text by `generate`; the turn before the first one has a number below 0."""
+        before = graphs_compiled()
         _, seconds = timing.timed(
             lambda: self._model.generate(
                 self._ids, attention_mask=torch.ones_like(self._ids), pad_token_id=0, do_sample=False,
@@ -146,69 +143,48 @@ class _Generate:
         self._made[cache] += graphs_compiled() - before
         way, phase = Way(cache, compiled=self._made[cache] > 0), named.COMPILE if repeat < 0 else named.WHOLE
         row = _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache])
-        yield row | {"engine": named.GENERATE, "n_steps": count}
+        return [row | {"engine": named.GENERATE, "n_steps": count}]
 
-
-class _Loop:
-    """The one loop of `kvbook.measuring.decoding`, in each of its ways."""
-
-    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> None:
-        self._ids, self._n_new = ids, settings.n_new_tokens
-        room = ids.shape[1] + settings.n_new_tokens
-        self.ways = {way: decoding.Decoder(model, way, room, settings.scope) for way in ways(settings)}
-        self._written: torch.Tensor | None = None
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Compile, and take the first steps of every way."""
+    def first_steps(self) -> Iterator[dict[str, Any]]:
+        """Compile, and take the first steps of every way of the loop."""
         for way, decoder in progress.track(self.ways.items(), len(self.ways), "first steps, compiling: way"):
             # The first step makes the graph, the second may make it again for a length that turned out to vary.
             token = decoder.start(self._ids)
             for step in range(1, _FIRST_STEPS + 1):
-                taken = _timed_step(decoder, step, token)
-                token = taken.token
-                yield self._row(way, -1, named.COMPILE, taken)
+                token, row = self._step(way, -1, named.COMPILE, step, token)
+                yield row
             decoder.close()
 
-    def cached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
-        """Read the prompt and write one text."""
-        decoder = self.ways[way]
+    def written(self, way: Way, repeat: int, count: int) -> list[dict[str, Any]]:
+        """Read the prompt and write one text by the loop."""
+        decoder, length = self.ways[way], self._ids.shape[1]
         token, seconds = timing.timed(lambda: decoder.start(self._ids), self._ids.device)
-        steps = [_Step(0, token, seconds, 0)]
-        for step in range(1, self._n_new):
-            steps.append(_timed_step(decoder, step, steps[-1].token))
+        tokens, rows = [token], [_row(way, repeat, named.PREFILL, 0, length, seconds, token.item())]
+        for step in range(1, count):
+            token, row = self._step(way, repeat, named.DECODE, step, token)
+            tokens.append(token)
+            rows.append(row)
         decoder.close()
         if self._written is None:
-            self._written = torch.cat([taken.token for taken in steps], 1)
-        for taken in steps:
-            yield self._row(way, repeat, named.DECODE if taken.step else named.PREFILL, taken)
+            self._written = torch.cat(tokens, 1)
+        return rows
 
-    def uncached(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
+    def at_some_lengths(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
         """Take steps at some lengths on the tokens that a cached way wrote."""
         decoder, last = self.ways[way], self._written.shape[1] - 1
         for step in sorted({1 + round(i * (last - 1) / (_N_LENGTHS - 1)) for i in range(_N_LENGTHS)}):
             decoder.resume(torch.cat([self._ids, self._written[:, : step - 1]], 1))
-            taken = _timed_step(decoder, step, self._written[:, step - 1 : step])
-            yield self._row(way, repeat, named.DECODE, taken)
+            yield self._step(way, repeat, named.DECODE, step, self._written[:, step - 1 : step])[1]
         decoder.close()
 
-    def _row(self, way: Way, repeat: int, phase: str, taken: "_Step") -> dict[str, Any]:
-        context = self._ids.shape[1] + taken.step
-        return _row(way, repeat, phase, taken.step, context, taken.seconds, taken.token.item(), taken.graphs)
-
-
-class _Step(NamedTuple):
-    """A decode step: its number, the token that it gave, its seconds, and the graphs that were compiled for it."""
-
-    step: int
-    token: torch.Tensor
-    seconds: float
-    graphs: int
-
-
-def _timed_step(decoder: decoding.Decoder, step: int, token: torch.Tensor) -> _Step:
-    before = graphs_compiled()
-    following, seconds = timing.timed(lambda: decoder.step(token), token.device)
-    return _Step(step, following, seconds, graphs_compiled() - before)
+    def _step(
+        self, way: Way, repeat: int, phase: str, step: int, token: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Take one step of the loop; count the graphs that were compiled for it."""
+        before, context = graphs_compiled(), self._ids.shape[1] + step
+        following, seconds = timing.timed(lambda: self.ways[way].step(token), token.device)
+        graphs = graphs_compiled() - before
+        return following, _row(way, repeat, phase, step, context, seconds, following.item(), graphs)
 
 
 def _row(

@@ -17,6 +17,7 @@ from kvbook.models import placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.where_drift_begins import rows as named
+from kvreport.chapters.where_drift_begins.gemm_map import inputs
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 HEADS, HEAD_DIM, DRAWS = 4, 32, 4
@@ -121,12 +122,6 @@ def available(attend: Attention, device: torch.device, dtype: torch.dtype) -> bo
     except RuntimeError:
         return False
     return True
-
-
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
-    """Refuse a device or dtype that is not there; no model is read."""
-    placement.check(settings.device, settings.dtypes)
-    return {"models": []}
 
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:

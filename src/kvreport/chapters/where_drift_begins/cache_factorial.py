@@ -104,12 +104,11 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
             with torch.inference_mode():
                 # The longer text's tokens are decoded as the shorter one's are, and one more.
                 begun = decoded(loaded.model, text.ids[:, :-2])
-                rows = [
-                    text.about | {"n_tokens": length, "longer": length - text.ids.shape[1] + 1} | row
-                    for length in (text.ids.shape[1] - 1, text.ids.shape[1])
-                    for row in compare(loaded.model, text.ids[:, :length], begun)
-                ]
-            writer.append(text.unit, rows)
+            text.keep(
+                {"n_tokens": length, "longer": length - text.ids.shape[1] + 1} | row
+                for length in (text.ids.shape[1] - 1, text.ids.shape[1])
+                for row in compare(loaded.model, text.ids[:, :length], begun)
+            )
 
 
 def work(settings: WhereDriftBeginsSettings) -> Work:

@@ -6,8 +6,7 @@ shapes, what): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -23,8 +22,7 @@ from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettin
 STATES, KEYS, LOGITS, OPERATIONS = "hidden states", "keys and values", "logits", "operations"
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """A prompt that has been read: the names of all operations of the pass, and what is compared of it."""
 
     operations: set[replay.Key]
@@ -72,9 +70,7 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
         loaded = samples.load(settings, settings.model, dtype)
         label = f"prompts of equal shapes, {dtype}"
         for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens, label):
-            about = text.about | {"n_tokens": text.ids.shape[1]}
-            with torch.inference_mode():
-                writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+            text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
 
 
 def work(settings: WhereDriftBeginsSettings) -> Work:

@@ -58,7 +58,7 @@ def figure_operations(shares: pd.DataFrame) -> Figure:
     first = shares.iloc[0]
     of_first = shares[(shares["model"] == first["model"]) & (shares["attention"] == first["attention"])]
     dtypes, count = of_first["dtype"].unique(), of_first["operation"].nunique()
-    fig, axes = plt.subplots(1, len(dtypes), sharey=True, squeeze=False, figsize=(style.WIDTH, 1.5 + 0.2 * count))
+    fig, axes = style.panels(1, len(dtypes), 1.5 + 0.2 * count, sharey=True)
     for ax, dtype in zip(axes[0], dtypes, strict=True):
         of = of_first[of_first["dtype"] == dtype].sort_values("order")
         grid = of.pivot(index="operation", columns="layer", values="share").loc[of["operation"].unique()]
@@ -95,8 +95,7 @@ def figure_kinds(shares: pd.DataFrame) -> Figure:
     # Many models need the whole width, or their numbers cannot be read on a telephone.
     across = len(passes) if len(columns) <= 4 else 1
     down = len(panels) // across
-    size = style.WIDTH, 0.8 + (0.35 + 0.26 * len(names)) * down
-    fig, axes = plt.subplots(down, across, sharex=True, sharey=True, squeeze=False, figsize=size)
+    fig, axes = style.panels(down, across, 0.8 + (0.35 + 0.26 * len(names)) * down, sharex=True, sharey=True)
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
         of = shares[(shares["dtype"] == dtype) & (shares["pass"] == name)]
         grid = of.pivot(index="kind", columns=["model", "attention"], values="share")
@@ -132,9 +131,7 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
     """Draw `_plot_gemm` for every dtype and number of threads, one under the other."""
     groups = list(states.groupby(["dtype", "threads"], sort=False))
     height = 0.32 + 0.19 * states["inner_size"].nunique()
-    fig, axes = plt.subplots(
-        len(groups), 1, sharex=True, squeeze=False, figsize=(style.WIDTH, 1.3 + len(groups) * height)
-    )
+    fig, axes = style.panels(len(groups), 1, 1.3 + len(groups) * height, sharex=True)
     for ax, ((dtype, threads), of) in zip(axes[:, 0], groups, strict=True):
         _plot_gemm(ax, of)
         ax.set_title(f"{DTYPES[dtype]}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=9.5, pad=2)
@@ -170,8 +167,7 @@ def figure_lengths(shares: pd.DataFrame) -> Figure:
 def figure_forms(shares: pd.DataFrame) -> Figure:
     """Draw forms of the attention against numbers of keys, for every kernel (down) and dtype (across)."""
     kernels, dtypes = (shares[name].unique() for name in ("kernel", "dtype"))
-    size = style.WIDTH, 1.6 + 2 * len(kernels)
-    fig, axes = plt.subplots(len(kernels), len(dtypes), sharex=True, sharey=True, squeeze=False, figsize=size)
+    fig, axes = style.panels(len(kernels), len(dtypes), 1.6 + 2 * len(kernels), sharex=True, sharey=True)
     for (kernel, dtype), ax in zip(itertools.product(kernels, dtypes), axes.flat, strict=True):
         of = shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)]
         grid = of.pivot(index="form", columns="keys", values="share").reindex(named.FORMS)
@@ -189,10 +185,7 @@ def figure_forms(shares: pd.DataFrame) -> Figure:
 def figure_factorial(table: pd.DataFrame) -> Figure:
     """Draw the drift by who wrote the cache, for every dtype (down) and length (across); a drift of 0 is hollow."""
     dtypes, lengths = (table[name].unique() for name in ("dtype", "n_tokens"))
-    fig, axes = plt.subplots(
-        len(dtypes), len(lengths), sharey=True, sharex="row", squeeze=False,
-        figsize=(style.WIDTH, 1.1 + 1.25 * len(dtypes)),
-    )
+    fig, axes = style.panels(len(dtypes), len(lengths), 1.1 + 1.25 * len(dtypes), sharey=True, sharex="row")
     for (dtype, length), ax in zip(itertools.product(dtypes, lengths), axes.flat, strict=True):
         for row in table[(table["dtype"] == dtype) & (table["n_tokens"] == length)].itertuples():
             colour, marker, shift = _QUERIES[row.query]

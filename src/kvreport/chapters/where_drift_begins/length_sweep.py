@@ -27,13 +27,12 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
     before = model(ids[:, :1], use_cache=True).past_key_values
     for length in range(2, ids.shape[1] + 1):
         full = model(ids[:, :length], use_cache=True)
-        equal = cache_equal(full.past_key_values, before)
+        equal = int(cache_equal(full.past_key_values, before))
         # The shorter full pass is the prefill; the step makes it one longer, and the longer full pass takes its place.
         step = model(ids[:, length - 1 : length], past_key_values=before, use_cache=True)
         reference, found = full.logits[0, -1].cpu(), step.logits[0, -1].cpu()
         yield {
-            "n_tokens": length,
-            "cache_equal": int(equal),
+            "n_tokens": length, "cache_equal": equal,
             "logits_equal": int(agreement.bits_equal(reference, found).all()),
             "relative_rms": agreement.drift(reference, found).relative_rms.item(),
         }
@@ -56,9 +55,7 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
         n_texts = 1 if attention else settings.n_swept
         case, label = f"{attention}|{dtype}", f"every length, {implementation}, {dtype}"
         for text in samples.pending(settings, writer, loaded, case, n_texts, settings.longest, label):
-            about = text.about | {"attention": implementation}
-            with torch.inference_mode():
-                writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids)])
+            text.keep(compare(loaded.model, text.ids), attention=implementation)
 
 
 def work(settings: WhereDriftBeginsSettings) -> Work:

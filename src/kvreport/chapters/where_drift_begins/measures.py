@@ -7,10 +7,9 @@ import pandas as pd
 
 from kvbook.measuring import estimates
 from kvreport.chapters.where_drift_begins import rows
-from kvreport.chapters.where_drift_begins.rows import EXPERIMENTS, ROWS  # noqa: F401
 from kvreport.publishing.estimators import counted, distinct, mean, part, share
 from kvreport.publishing.measures import Measure, claim, holds, noted, worded
-from kvreport.publishing.rules import HALF, Bound, anyone, every, refuted, reproduced
+from kvreport.publishing.rules import HALF, NONE, Bound, anyone, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
 # Operations that treat every row for itself.
@@ -118,7 +117,6 @@ SCORED, SWEPT, READ_TWICE = (
 HEADS = Measure("heads", rows="attention_forms", estimate=counted(lambda forms: forms["heads"].max()), form="{:.0f}")
 DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
 
-_NONE = Bound(0, "arithmetic", "none")
 _ONE = Bound(1, "arithmetic", "one for all")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
@@ -133,15 +131,15 @@ STATEMENTS = {
     "one-row-bf16": _here(
         every(ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE), headline=True
     ),
-    "other-products-differ-in-bf16": _here(every(OTHER_PRODUCTS, "above", _NONE), on="Intel"),
-    "down-proj-alone-in-bf16-on-amd": _here(every(MOST_OTHER_PRODUCTS, "at most", _NONE), on="AMD"),
-    "row-wise-never": holds(every(MOST_CALLS.where(kind=_ROW_WISE), "at most", _NONE), headline=True),
-    "control": holds(every(MOST_CALLS.where(**{"pass": rows.ALL}), "at most", _NONE)),
+    "other-products-differ-in-bf16": _here(every(OTHER_PRODUCTS, "above", NONE), on="Intel"),
+    "down-proj-alone-in-bf16-on-amd": _here(every(MOST_OTHER_PRODUCTS, "at most", NONE), on="AMD"),
+    "row-wise-never": holds(every(MOST_CALLS.where(kind=_ROW_WISE), "at most", NONE), headline=True),
+    "control": holds(every(MOST_CALLS.where(**{"pass": rows.ALL}), "at most", NONE)),
     "sixteen-rows-linear-fp32": _here(
         every(SIXTEEN_ROWS.where(dtype="float32", kind="linear"), "below", _ONE_IN_FIVE)
     ),
-    "prefill-linear-never": _here(every(MOST_PREFILL.where(dtype="float32", kind="linear"), "at most", _NONE)),
-    "equal-shapes-equal-bits": holds(every(DIFFERING, "at most", _NONE)),
+    "prefill-linear-never": _here(every(MOST_PREFILL.where(dtype="float32", kind="linear"), "at most", NONE)),
+    "equal-shapes-equal-bits": holds(every(DIFFERING, "at most", NONE)),
     "one-token-fewer-differs": _here(every(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE)),
     "begins-at-q": holds(every(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this model"),
     "bf16-begins-later": _here(every(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE)),
@@ -150,12 +148,12 @@ STATEMENTS = {
     "one-row-is-enough-in-bf16": _here(every(ONE_ROW_ALONE.where(dtype="bfloat16"), "above", HALF)),
     "prefill-is-not-enough": _here(every(PREFILL_ALONE.where(dtype="float32"), "below", HALF)),
     "decoded-cache-is-enough": _here(every(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE)),
-    "no-length-agrees-fp32": _here(every(ALL_LENGTHS.where(dtype="float32"), "at most", _NONE)),
-    "some-lengths-agree-bf16": _here(every(LENGTHS.where(dtype="bfloat16"), "above", _NONE)),
+    "no-length-agrees-fp32": _here(every(ALL_LENGTHS.where(dtype="float32"), "at most", NONE)),
+    "some-lengths-agree-bf16": _here(every(LENGTHS.where(dtype="bfloat16"), "above", NONE)),
     "short-products-fp32": _here(
         every(MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows"))
     ),
-    "short-sums-never-bf16": _here(every(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", _NONE)),
+    "short-sums-never-bf16": _here(every(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", NONE)),
     "a-long-sum-differs-bf16": _here(
         every(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32")), on="Intel"
     ),
@@ -167,8 +165,8 @@ STATEMENTS = {
     "one-routine-for-linear": _here(every(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE), on="Intel"),
     "two-routines-for-linear-in-fp16": _here(every(OF_LINEAR.where(dtype="float16"), "above", _ONE), on="Intel"),
     "two-routines-for-attention-in-bf16": _here(every(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE), on="Intel"),
-    "masks-alike": _here(every(MASKED.where(dtype=("float32", "bfloat16")), "at most", _NONE)),
-    "hidden-keys-change-rows": _here(every(HIDDEN_KEYS.where(dtype="float32"), "above", _NONE)),
+    "masks-alike": _here(every(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE)),
+    "hidden-keys-change-rows": _here(every(HIDDEN_KEYS.where(dtype="float32"), "above", NONE)),
 }
 
 _EXACTLY = Bound(0, "document", "“exactly the same”")

@@ -64,9 +64,8 @@ def measure(settings: WhereDriftBeginsSettings, made_of: dict[str, Any], writer:
                 continue  # the model knows no other, and the next case is this one
             case, label = f"{name}|{implementation}|{dtype}", f"replay of {loaded.name}, {implementation}, {dtype}"
             for text in samples.pending(settings, writer, loaded, case, settings.n_replayed, settings.n_tokens, label):
-                about = text.about | {"attention": implementation, "n_tokens": len(text.sample.ids)}
-                with torch.inference_mode():
-                    writer.append(text.unit, [about | row for row in compare(loaded.model, text.ids, settings.chunks)])
+                rows = compare(loaded.model, text.ids, settings.chunks)
+                text.keep(rows, attention=implementation, n_tokens=len(text.sample.ids))
 
 
 def work(settings: WhereDriftBeginsSettings) -> Work:

@@ -184,13 +184,11 @@ def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: record
                 settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens + 1, label
             ):
                 n_tokens = len(text.sample.ids) - 1
-                about = text.about | {"start": text.sample.start, "n_tokens": n_tokens}
                 # A folder's text may be shorter than asked for.
                 n_rows = min(settings.n_decoded, n_tokens // 2)
                 check = dtype == settings.dtypes[0] and text.sample.index < _CHECKED
-                with torch.inference_mode():
-                    rows = compare(loaded.model, reference, text.ids, n_rows, check)
-                    writer.append(text.unit, [about | row for row in rows])
+                rows = compare(loaded.model, reference, text.ids, n_rows, check)
+                text.keep(rows, start=text.sample.start, n_tokens=n_tokens)
 
 
 def work(settings: WhichPathSettings) -> Work:

@@ -1,9 +1,8 @@
 """The thread's model by name: shipped in two sizes, trained on another text on first use, or in a local folder."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -20,8 +19,7 @@ SMALL, THREAD = "small", "thread"
 STDLIB = "stdlib"
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A model with its characters.
 
     Attributes
