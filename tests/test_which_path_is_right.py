@@ -12,7 +12,7 @@ from kvbook.measuring import estimates as fits
 from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
-from kvreport.chapters.which_path_is_right import measures, path_errors, tables
+from kvreport.chapters.which_path_is_right import measures, path_errors, rows, tables
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 from kvreport.publishing import evaluated, verdicts
 from kvreport.publishing import found as found_in
@@ -141,7 +141,7 @@ def test_what_logits_mean_is_what_it_is_written_out():
 def test_every_path_is_held_against_the_reference_at_every_place_once(results):
     keys = ["model", "dtype", "sample", "path", "place", "layer", "position", "token"]
     assert not results["path_errors"].duplicated(keys).any()
-    series = results["path_errors"].query("path == @rows.CACHED").groupby(["model", "dtype", "sample"])
+    series = results["path_errors"].query(f"path == {rows.CACHED!r}").groupby(["model", "dtype", "sample"])
     assert len(series) == 2 * 2 * 4
     for _, own in series:
         assert own.loc[own["place"] == "hidden", "layer"].tolist() == list(range(7))
@@ -152,9 +152,8 @@ def test_the_next_tokens_are_those_of_the_text(results, settings):
     loaded = loading.load(settings.model)
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens + 1))
     logits = loaded.model(torch.tensor([sample.ids])).logits[0]
-    own = results["path_errors"].query(
-        "model == 'small-llama' and dtype == 'float32' and sample == 0 and place == 'logits' and path == @rows.CACHED"
-    )
+    where = f"model == 'small-llama' and dtype == 'float32' and place == 'logits' and path == {rows.CACHED!r}"
+    own = results["path_errors"].query(f"{where} and sample == 0")
     last = own.iloc[-1]
     expected = -torch.log_softmax(logits.double(), -1)[int(last["position"]), sample.ids[int(last["position"]) + 1]]
     assert last["nats"] == pytest.approx(expected.item(), abs=1e-5)
@@ -165,7 +164,7 @@ def test_the_next_tokens_are_those_of_the_text(results, settings):
 
 
 def test_a_position_off_by_one_is_significantly_worse_in_every_dtype(results):
-    series = tables.series(results).query("path == @rows.OFF_BY_ONE")
+    series = tables.series(results).query(f"path == {rows.OFF_BY_ONE!r}")
     assert len(series) == 4
     assert series["ratio"].map(lambda e: e.low > 2).all()
     assert series["closer"].map(lambda e: e.value == 0).all()
