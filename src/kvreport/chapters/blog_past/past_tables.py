@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,7 +33,6 @@ from kvbook import paths
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
-from kvbook.replacing import replaced
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvbook.settings import Settings
@@ -89,7 +89,7 @@ def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
 
     def with_use_cache(on: bool) -> Callable[[torch.Tensor], Split]:
         def call(ids: torch.Tensor) -> Split:
-            with replaced(model.config, "use_cache", on):
+            with patch.object(model.config, "use_cache", on):
                 return split_call(model, ids)
 
         return call
