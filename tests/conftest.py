@@ -104,16 +104,46 @@ def _no_process_unless_marked(request):
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    """Let runs, recorded runs and the manifest lie in a folder of the test's own, made by committed code."""
+def runs(tmp_path, monkeypatch):
+    """Let runs lie in a folder of the test's own, and return it."""
+    from kvbook import paths
+
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def data(runs, tmp_path, monkeypatch):
+    """Let recorded runs and the manifest, too, lie in a folder of the test's own, made by committed code."""
     from kvbook import paths
     from kvbook.runs import machine
 
-    for name, place in {"RUNS": "runs", "RECORDED_RUNS": "recorded", "EVIDENCE": "evidence.yaml"}.items():
+    for name, place in {"RECORDED_RUNS": "recorded", "EVIDENCE": "evidence.yaml"}.items():
         monkeypatch.setattr(paths, name, tmp_path / place)
     # Whoever edits these tests has uncommitted changes.
     monkeypatch.setattr(machine, "commit", lambda: "abc")
     return tmp_path
+
+
+@pytest.fixture
+def edit(tmp_path, monkeypatch):
+    """Return a function that edits modules of copies of both packages, which stand for them until the test ends."""
+    from kvbook import fingerprint
+
+    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
+    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
+
+    def edited(*modules):
+        for module in modules:
+            with (tmp_path / f"{module}.py").open("a") as file:
+                file.write("\nCHANGED = True\n")
+        fingerprint.reached.cache_clear()
+        fingerprint._imported_by.cache_clear()
+
+    edited()
+    yield edited
+    monkeypatch.undo()
+    edited()
 
 
 @pytest.fixture
@@ -223,31 +253,31 @@ def bpe():
 
 
 @pytest.fixture(scope="session")
-def llama_folder(tmp_path_factory, bpe):
-    """Save a small Llama checkpoint with its tokenizer, as a user's folder would hold one."""
-    import small_models
-
-    return _saved(tmp_path_factory, small_models.small_llama(), bpe, "llama")
-
-
-@pytest.fixture(scope="session")
-def gpt2_folder(tmp_path_factory, bpe):
-    import small_models
-
-    return _saved(tmp_path_factory, small_models.small_gpt2(), bpe, "gpt2")
-
-
-def _saved(tmp_path_factory, model, bpe, family, context_length=64):
+def save(tmp_path_factory, bpe):
+    """Return a function that saves a small checkpoint with its tokenizer, as a user's folder would hold one."""
     from kvbook.models import tokenizers
 
-    folder = tmp_path_factory.mktemp("checkpoints") / f"small-{family}"
-    model.save_pretrained(folder)
-    tokenizers.for_family(bpe, family, context_length).save_pretrained(folder)
-    return folder
+    def saved(model, name, family="llama", context_length=64):
+        folder = tmp_path_factory.mktemp("checkpoints") / f"small-{name}"
+        model.save_pretrained(folder)
+        tokenizers.for_family(bpe, family, context_length).save_pretrained(folder)
+        return folder
+
+    return saved
 
 
 @pytest.fixture(scope="session")
-def family_folders(tmp_path_factory, bpe):
+def llama_folder(save, llama):
+    return save(llama, "llama")
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(save, gpt2):
+    return save(gpt2, "gpt2", "gpt2")
+
+
+@pytest.fixture(scope="session")
+def family_folders(save):
     """Save a checkpoint of every family: its stand-in's shape with two layers and random weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
@@ -264,8 +294,7 @@ def family_folders(tmp_path_factory, bpe):
         # The configurations' own spread is so small that families would hardly differ from their embedding.
         config.initializer_range = 0.1
         auto = AutoModelForMaskedLM if family == "roberta" else AutoModelForCausalLM
-        model = auto.from_config(config)
-        folders[family] = _saved(tmp_path_factory, model, bpe, family, standins.CONTEXT_LENGTH)
+        folders[family] = save(auto.from_config(config), family, family, standins.CONTEXT_LENGTH)
     return folders
 
 
@@ -278,11 +307,35 @@ def real_model():
 
 
 @pytest.fixture(scope="session")
+def mamba_folder(tmp_path_factory):
+    """Save a checkpoint of a class of which transformers itself runs a second chunk on an empty state."""
+    import torch
+    from transformers import MambaConfig
+
+    from kvbook.models import loading
+
+    folder, tokenizer = tmp_path_factory.mktemp("mamba"), loading.tokenizer("llama")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "initializer_range": 0.5}
+    loading.from_config(MambaConfig(vocab_size=len(tokenizer), **shape), torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     for index in range(6):
         (folder / f"{index}.py").write_text(f"def f{index}(x):\n    return x + {index}\n" * 10)
     return folder
+
+
+@pytest.fixture
+def no_gradients():
+    import torch
+
+    with torch.inference_mode():
+        yield
 
 
 @pytest.fixture

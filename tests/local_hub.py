@@ -18,8 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REFUSALS = {
     "gated": (401, "GatedRepo", "Access to model gated/model is restricted."),
     "gated-to-you": (403, "GatedRepo", "Access to model is restricted and you are not in the authorized list."),
-    "refused": (401, None, "Invalid credentials in Authorization header"),
-    "broken": (503, None, "Service Unavailable"),
+    "refused": (401, None, "Invalid credentials in Authorization header"), "broken": (503, None, "Service Unavailable"),
 }
 
 

@@ -79,6 +79,13 @@ def plain_build(root: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return run(root, "-c", "from jupyter_book.cli.main import main; main()", "build", ".", **more)
 
 
+def built(root: Path, build: Callable[..., subprocess.CompletedProcess[str]] = make_book, **more: str) -> str:
+    """Build the book, which must succeed; return what that says."""
+    done = build(root, **more)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def start(folder: Path, *command: str, env: dict[str, str] | None = None, **options) -> subprocess.Popen[str]:
     """Start a Python in a session of its own, in the book's environment where no other is named."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options

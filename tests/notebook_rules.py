@@ -32,15 +32,11 @@ def faults(notebook: dict[str, Any]) -> list[str]:
 
 
 def _leftovers(notebook: dict[str, Any], code: list[dict[str, Any]]) -> list[str]:
-    found = []
-    for cell in code:
-        if cell["outputs"]:
-            found.append(f"cell {cell.get('id')} holds outputs")
-        if cell["execution_count"] is not None:
-            found.append(f"cell {cell.get('id')} holds an execution count")
-        if "injected-parameters" in cell["metadata"].get("tags", []):
-            found.append(f"cell {cell.get('id')} is one run's parameters")
-    if "papermill" in notebook["metadata"] or "kvbook" in notebook["metadata"]:
+    found = [f"cell {cell.get('id')} holds outputs" for cell in code if cell["outputs"]]
+    found += [f"cell {cell.get('id')} holds an execution count" for cell in code if cell["execution_count"] is not None]
+    injected = [cell for cell in code if "injected-parameters" in cell["metadata"].get("tags", [])]
+    found += [f"cell {cell.get('id')} is one run's parameters" for cell in injected]
+    if {"papermill", "kvbook"} & notebook["metadata"].keys():
         found.append("the metadata of a run are in it")
     if notebook["metadata"].get("kernelspec", {}).get("name") != "python3":
         found.append("its kernel is not python3")
@@ -67,20 +63,15 @@ def _parameters(code: list[dict[str, Any]]) -> list[str]:
 
 
 def _thinness(code: list[dict[str, Any]]) -> list[str]:
-    found = []
-    lines = 0
-    for cell in code:
-        source = _source(cell)
-        lines += sum(bool(line.strip()) for line in source.splitlines())
-        if MAGIC.search(source):
-            found.append(f"cell {cell.get('id')} holds a magic or a shell command")
-            continue
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.append(f"cell {cell.get('id')} defines {node.name}: that belongs into src/kvbook")
-    if lines > MOST_LINES:
-        found.append(f"{lines} lines of code, more than {MOST_LINES}")
-    return found
+    magic = [cell.get("id") for cell in code if MAGIC.search(_source(cell))]
+    found = [f"cell {cell_id} holds a magic or a shell command" for cell_id in magic]
+    found += [
+        f"cell {cell.get('id')} defines {node.name}: that belongs into src/kvbook"
+        for cell in code if cell.get("id") not in magic for node in ast.walk(ast.parse(_source(cell)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    lines = sum(bool(line.strip()) for cell in code for line in _source(cell).splitlines())
+    return [*found, f"{lines} lines of code, more than {MOST_LINES}"] if lines > MOST_LINES else found
 
 
 def _names(code: list[dict[str, Any]]) -> list[str]:

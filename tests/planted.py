@@ -1,7 +1,7 @@
 """Runs with rows that a test has made up, so that it can show what a table, a sentence or a verdict does with them."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pandas as pd
 from kvbook.runs.records import Run
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
-from kvreport.publishing.judging import Check, Verdict
 from kvreport.publishing.statements import check
 
 MACHINE = {"device": "cpu", "device_name": "a processor", "threads": 1, "torch": "2.13.0", "transformers": "5.23.0"}
@@ -60,19 +59,3 @@ def contradicted(chapter: str, name: str, experiment: str, where: str = "", **va
     statement = found_in.measures_of(chapter).STATEMENTS[name]
     borne_out = next(found for found in published(chapter).values() if check(statement, found).outcome == "holds")
     return check(statement, changed(borne_out, experiment, where, **values)).outcome
-
-
-class Judged(Mapping[str, Verdict]):
-    """A chapter's claims by name, each judged when it is looked up, for each has its bootstrap."""
-
-    def __init__(self, checks: Mapping[str, Check], results: Any) -> None:
-        self._checks, self._results = checks, results
-
-    def __getitem__(self, claim: str) -> Verdict:
-        return self._checks[claim](self._results)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checks)
-
-    def __len__(self) -> int:
-        return len(self._checks)

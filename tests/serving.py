@@ -35,19 +35,6 @@ class Words:
         return "".join(self.pieces[place] for place in ids)
 
 
-class Trained:
-    """The tokenizer of a trained model."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-    def encode(self, text):
-        return self.tokenizer(text, add_special_tokens=False).input_ids
-
-    def decode(self, ids):
-        return self.tokenizer.decode(ids)
-
-
 @dataclass
 class Engine:
     """A model with a cache of prefixes.

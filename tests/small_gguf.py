@@ -15,8 +15,7 @@ def tensors(model) -> dict[str, np.ndarray]:
     config = model.config
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     found = {
-        "token_embd.weight": state["model.embed_tokens.weight"],
-        "output_norm.weight": state["model.norm.weight"],
+        "token_embd.weight": state["model.embed_tokens.weight"], "output_norm.weight": state["model.norm.weight"],
         "output.weight": state["lm_head.weight"],
     }
     parts = {

@@ -3,18 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+import transformers
 
 from kvbook import paths
 from kvbook.diagnosis.settings import CheckSettings
@@ -23,30 +12,30 @@ from kvreport.chapters.from_scratch.gpt.training import Recipe
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 
 
-def small_llama() -> LlamaForCausalLM:
+def small_llama() -> transformers.LlamaForCausalLM:
     torch.manual_seed(1)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
     )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def small_gpt2() -> GPT2LMHeadModel:
+def small_gpt2() -> transformers.GPT2LMHeadModel:
     torch.manual_seed(2)
-    config = GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
-    return GPT2LMHeadModel(config).eval().requires_grad_(False)
+    config = transformers.GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
+    return transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
 
 
-def small_mistral() -> MistralForCausalLM:
+def small_mistral() -> transformers.MistralForCausalLM:
     """Build a model whose window is longer than the texts that every check reads."""
     torch.manual_seed(3)
-    config = MistralConfig(
+    config = transformers.MistralConfig(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, sliding_window=32, max_position_embeddings=128, initializer_range=0.2,
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )
-    return MistralForCausalLM(config).eval().requires_grad_(False)
+    return transformers.MistralForCausalLM(config).eval().requires_grad_(False)
 
 
 # What a reader's checkpoint may be.
@@ -59,16 +48,17 @@ def checkpoint(kind: str, to: Path) -> str:
     if kind in (PLAIN, PLAIN_TOO):
         return str(standins / kind)
     trained = standins / PLAIN
-    tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(trained)
+    model = transformers.AutoModelForCausalLM.from_pretrained(trained)
     if kind == MIXTURE:
         torch.manual_seed(0)
-        config = MixtralConfig(
+        config = transformers.MixtralConfig(
             vocab_size=model.config.vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=512,
             initializer_range=0.2, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-        model = MixtralForCausalLM(config)
+        model = transformers.MixtralForCausalLM(config)
     else:
         tokenizer.pad_token = model.config.pad_token_id = model.generation_config.pad_token_id = None
     model.save_pretrained(to)
@@ -80,6 +70,14 @@ def asked(model, texts, **changes) -> CheckSettings:
     """Return the settings of a check of two short texts."""
     given = {"model": str(model), "corpus": str(texts), "n_samples": 2, "n_tokens": 12} | changes
     return CheckSettings.checked(**given)
+
+
+def generated(model, ids: torch.Tensor, n: int, **options):
+    """Let transformers write so many tokens greedily after a prompt, with all that it returns."""
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=n, min_new_tokens=n,
+        return_dict_in_generate=True, **options,
+    )
 
 
 # A training of the model from scratch that takes a second.

@@ -12,19 +12,18 @@ import pytest
 
 # Files whose tests all are, or share something that is. A single slow test of another file says so itself.
 FILES = frozenset({
-    "test_alone", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution",
-    "test_faults", "test_hub", "test_packages", "test_pages", "test_pdf", "test_side_by_side", "test_site",
-    "test_wheel",
+    "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution", "test_faults",
+    "test_hub", "test_packages", "test_pages", "test_side_by_side", "test_site", "test_wheel",
 })
 # Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins
-# anew, every injected fault in every family.
-FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled", "measured"})
+# anew, what is measured of many models, an older release, the trained model.
+FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled", "measured", "seen", "real_model"})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
     "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",
     "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
-    "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models", "test_pdf",
-    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_alone", "test_atlas_independent",
+    "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models",
+    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_atlas_independent",
 )
 # What their executables are called.
 _WATCHED = ("python", "chrom", "unshare")

@@ -5,13 +5,13 @@ from unittest import mock
 
 import pytest
 import torch
+from refusing import refusal
 from transformers import CONFIG_MAPPING
 
 from kvbook.atlas import badges, columns, configurations, invariance, running, table
 from kvbook.atlas.names import LENGTH, PATHS, RIGHT, WHOLE
 from kvbook.diagnosis import execution_paths
 from kvbook.diagnosis.feeding import Fed
-from kvbook.errors import UserError
 from kvbook.exact import row_invariant
 
 
@@ -33,15 +33,12 @@ def test_every_kind_of_layer_is_kept_and_the_last_stays_last():
     assert config.moe_layers == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "names"),
-    [
-        ("conv full_attention", "lfm2 lfm2_moe"),
-        ("sliding_attention full_attention", "qwen2 smollm3 ministral cohere_compass_text gemma2"),
-        ("hybrid hybrid_sliding", "zaya"),
-        ("sliding_attention compressed_sparse_attention heavily_compressed_attention", "deepseek_v4"),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "names"), [
+    ("conv full_attention", "lfm2 lfm2_moe"),
+    ("sliding_attention full_attention", "qwen2 smollm3 ministral cohere_compass_text gemma2"),
+    ("hybrid hybrid_sliding", "zaya"),
+    ("sliding_attention compressed_sparse_attention heavily_compressed_attention", "deepseek_v4"),
+])
 def test_layers_are_of_each_kind_that_a_class_has(kinds, names):
     for name in names.split():
         assert set(configurations.configuration(name).layer_types) == set(kinds.split()), name
@@ -104,21 +101,18 @@ AT_ONCE, STEPWISE = "left padding", "left padding, token by token"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "outcomes", "verdict", "faults"),
-    [
-        # From the first position beyond its window.
-        ("moshi", {"token by token": "bug"}, "bug", [f"token by token: wrong from token {configurations.WINDOW}"]),
-        # Its full pass alone masks padding; TrOCR's full pass changes with padding, which is not its cache's fault.
-        ("git", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE}: wrong from token 2"]),
-        ("trocr", {"chunks": "rounding", AT_ONCE: "full pass changes", STEPWISE: "full pass changes"}, "rounding", []),
-        # These give logits of fp32 in bf16; Mamba takes no positions.
-        ("beam", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
-        ("mamba", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
-        ("deepseek_v4", {"chunks": "rounding", "static cache": "raises an error", "cropped": "raises an error"},
-         "raises an error", ["static cache raises KeyError", "cropped raises RuntimeError"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "outcomes", "verdict", "faults"), [
+    # From the first position beyond its window.
+    ("moshi", {"token by token": "bug"}, "bug", [f"token by token: wrong from token {configurations.WINDOW}"]),
+    # Its full pass alone masks padding; TrOCR's full pass changes with padding, which is not its cache's fault.
+    ("git", {AT_ONCE: "rounding", STEPWISE: "bug"}, "bug", [f"{STEPWISE}: wrong from token 2"]),
+    ("trocr", {"chunks": "rounding", AT_ONCE: "full pass changes", STEPWISE: "full pass changes"}, "rounding", []),
+    # These give logits of fp32 in bf16; Mamba takes no positions.
+    ("beam", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
+    ("mamba", {AT_ONCE: "rounding", STEPWISE: "rounding"}, "rounding", []),
+    ("deepseek_v4", {"chunks": "rounding", "static cache": "raises an error", "cropped": "raises an error"},
+     "raises an error", ["static cache raises KeyError", "cropped raises RuntimeError"]),
+])
 def test_each_path_has_its_outcome_and_the_worst_is_the_verdict(name, outcomes, verdict, faults):
     row = tried(name, *outcomes)
     assert {path: row[path].replace("exact", "rounding") for path in outcomes} == outcomes
@@ -149,20 +143,14 @@ def row_of(**found):
 SOUND = {"float64": [1e-15, 2e-15], "float32": [1e-7, 1e-7]}
 
 
-@pytest.mark.parametrize(
-    ("recorded", "outcome"),
-    [
-        ({"drift": SOUND}, "rounding"),
-        ({"drift": SOUND | {"float64": [1e-15, 0.5]}}, "bug"),
-        ({"drift": {"float64": [0.0], "bfloat16": [0.0]}}, "exact"),
-        ({"drift": {"bfloat16": [0.3, 0.4]}}, "undecided"),
-        ({"drift": SOUND, "error": {"bfloat16": "RuntimeError: x"}}, "raises an error"),
-        ({"drift": {"float64": [0.5]}, "error": {"bfloat16": "RuntimeError: x"}}, "bug"),
-        ({"drift": SOUND, "not_tried": {"bfloat16": "no such kernel"}}, "rounding"),
-        ({"not_tried": {"bfloat16": "no cache is returned"}}, "not applicable"),
-        ({}, "not recorded there"),
-    ],
-)
+@pytest.mark.parametrize(("recorded", "outcome"), [
+    ({"drift": SOUND}, "rounding"), ({"drift": SOUND | {"float64": [1e-15, 0.5]}}, "bug"),
+    ({"drift": {"float64": [0.0], "bfloat16": [0.0]}}, "exact"), ({"drift": {"bfloat16": [0.3, 0.4]}}, "undecided"),
+    ({"drift": SOUND, "error": {"bfloat16": "RuntimeError: x"}}, "raises an error"),
+    ({"drift": {"float64": [0.5]}, "error": {"bfloat16": "RuntimeError: x"}}, "bug"),
+    ({"drift": SOUND, "not_tried": {"bfloat16": "no such kernel"}}, "rounding"),
+    ({"not_tried": {"bfloat16": "no cache is returned"}}, "not applicable"), ({}, "not recorded there"),
+])
 def test_the_outcome_of_a_path_is_the_worst_over_dtypes_and_one_dtypes_failure_hides_no_other(recorded, outcome):
     assert row_of(**recorded)["chunks"] == outcome
 
@@ -186,10 +174,9 @@ def test_row_invariance_makes_a_padded_text_on_a_cache_bitwise_exact(name):
         assert torch.equal(fed.full(ids), fed.left_padded_in_parts(ids, execution_paths.steps(LENGTH)))
 
 
-@pytest.mark.parametrize(
-    ("name", "causal"), [("gpt2", True), ("mamba2", True), ("xlnet", False), ("prophetnet", False)]
-)
-def test_a_class_whose_own_full_pass_changes_with_what_follows_is_not_accused(name, causal):
+@pytest.mark.parametrize("name", ["gpt2", "mamba2", "xlnet", "prophetnet"])
+def test_a_class_whose_own_full_pass_changes_with_what_follows_is_not_accused(name):
+    causal = name in ("gpt2", "mamba2")
     with torch.inference_mode():
         assert columns.is_causal(columns.look_at(configurations.build(name)), configurations.text(12)) is causal
 
@@ -246,19 +233,15 @@ def test_every_model_and_text_is_put_where_it_was_asked_for(monkeypatch):
     assert set(placed) == {"cuda"}
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"architecture": "gpt2", "device": "cuda"} | running.versions(), "device cuda"),
-        ({"architecture": "gpt2", "transformers": "4.0", "torch": "1.0"}, r"4\.0"),
-        ([], "does not hold rows"),
-    ],
-)
+@pytest.mark.parametrize(("row", "words"), [
+    ({"architecture": "gpt2", "device": "cuda"} | running.versions(), "device cuda"),
+    ({"architecture": "gpt2", "transformers": "4.0", "torch": "1.0"}, "4.0"),
+    ([], "does not hold rows"),
+])
 def test_rows_of_another_device_or_other_versions_are_not_continued(tmp_path, row, words):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match=words):
-        running.finished(path)
+    assert words in refusal(running.finished, path)
 
 
 ROWS = [
@@ -286,22 +269,15 @@ def test_the_table_is_written_whole_for_other_programs(tmp_path, suffix):
     table.write(ROWS, path)
     assert list(tmp_path.iterdir()) == [path]
     assert "chunks, first wrong position" in path.read_text()
-    with pytest.raises(UserError, match=r"\.csv"):
-        table.write(ROWS, tmp_path / "atlas.xlsx")
+    assert ".csv" in refusal(table.write, ROWS, tmp_path / "atlas.xlsx")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nosuch"], "nosuch"),
-        (["Moshi"], "did you mean moshi?"),
-        (["gpt2", "--to", "/proc/atlas.csv"], "cannot write to /proc"),
-        (["gpt2", "--badges", "/proc/badges"], "cannot write to /proc"),
-        (["gpt2", "--to", "atlas.xlsx"], ".csv"),
-        (["--workers", "0"], "workers"),
-        (["gpt2", "--device", "cuda:99"], "CUDA devices"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["nosuch"], "nosuch"), (["Moshi"], "did you mean moshi?"),
+    (["gpt2", "--to", "/proc/atlas.csv"], "cannot write to /proc"),
+    (["gpt2", "--badges", "/proc/badges"], "cannot write to /proc"), (["gpt2", "--to", "atlas.xlsx"], ".csv"),
+    (["--workers", "0"], "workers"), (["gpt2", "--device", "cuda:99"], "CUDA devices"),
+])
 def test_bad_input_of_the_command_is_refused_before_anything_is_measured(kvbook_here, arguments, words, tmp_path):
     done = kvbook_here("atlas", *arguments, "--rows", tmp_path / "rows.jsonl")
     assert done.returncode == 2
@@ -318,5 +294,4 @@ def test_the_command_prints_each_row_once(kvbook_here, monkeypatch, tmp_path):
 
 def test_where_no_process_is_forked_one_line_says_so(monkeypatch):
     monkeypatch.delattr(running.os, "fork")
-    with pytest.raises(UserError, match="forked process"):
-        list(running.measured(["gpt2"]))
+    assert "forked process" in refusal(lambda: list(running.measured(["gpt2"])))

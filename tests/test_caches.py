@@ -1,13 +1,14 @@
-"""Safe reuse of a cache, on models made on the spot."""
+"""Safe reuse of a cache, and rounded caches, on models made on the spot."""
 
 import copy
 
 import pytest
 import torch
+from refusing import refusal
+from small_models import generated
 from transformers import DynamicCache, MistralConfig
 
-from kvbook.errors import UserError
-from kvbook.measuring import caches
+from kvbook.measuring import caches, rounded_caches
 
 KINDS = pytest.mark.parametrize("kind", ["dynamic", "static"])
 
@@ -19,12 +20,7 @@ def filled(model, ids, kind, room=96):
 
 
 def written(model, ids, cache=None, n=8):
-    prompt = torch.tensor([ids])
-    with torch.inference_mode():
-        output = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=n, min_new_tokens=n,
-            past_key_values=cache, return_dict_in_generate=True, disable_compile=True,
-        )
+    output = generated(model, torch.tensor([ids]), n, past_key_values=cache, disable_compile=True)
     return output.sequences[0, len(ids) :].tolist(), caches.length(output.past_key_values)
 
 
@@ -94,7 +90,48 @@ def test_what_cannot_be_reused_is_refused_in_one_line(llama, prompt, other):
         (cache, prompt[:-1], other, "holds 12 tokens"), (cache, prompt, [], "empty prompt"),
         (window, prompt, other, "DynamicSlidingWindowLayer cannot be cut back"),
     ):
-        with pytest.raises(UserError, match=message):
-            caches.reusable(held, ids, wanted)
-    with pytest.raises(UserError, match="'offloaded'"):
-        caches.make("offloaded", llama.config, 4)
+        assert message in refusal(caches.reusable, held, ids, wanted)
+    assert "'offloaded'" in refusal(caches.make, "offloaded", llama.config, 4)
+
+
+# Rounded caches: they give back what integers of a few bits hold.
+
+STATES = torch.randn(2, 3, 5, 64, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize(("width", "block"), [(64, 32), (20, 20)])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_every_number_is_within_half_a_step_and_a_block_has_few_levels(bits, width, block):
+    states = STATES[..., :width]
+    found = rounded_caches.rounded(states, bits)
+    blocks, back = (x.unflatten(-1, (-1, block)) for x in (states, found))
+    step = blocks.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    assert ((back - blocks).abs() <= step / 2 * 1.0001).all()
+    levels = back / step
+    assert levels.round().abs().max() == 2 ** (bits - 1) - 1
+    assert torch.allclose(levels, levels.round(), atol=1e-3)
+
+
+def test_fewer_bits_are_further_off_rounding_twice_changes_nothing_and_zeros_stay_zeros():
+    errors = [(rounded_caches.rounded(STATES, bits) - STATES).square().mean() for bits in (8, 6, 4, 2)]
+    assert errors == sorted(errors)
+    once = rounded_caches.rounded(STATES, 8)
+    assert torch.allclose(rounded_caches.rounded(once, 8), once, rtol=1e-6)
+    assert rounded_caches.rounded(torch.zeros(1, 1, 1, 32), 4).abs().max() == 0
+
+
+def test_what_enters_comes_back_rounded_once(llama, ids):
+    cache, plain = rounded_caches.make(llama.config, 4), rounded_caches.make(llama.config, 24)
+    with torch.inference_mode():
+        for part in ids.split(9, 1):
+            llama(part, past_key_values=cache, use_cache=True)
+        llama(ids, past_key_values=plain, use_cache=True)
+    assert cache.get_seq_length() == ids.shape[1]
+    # The first layer's keys depend on no attention: there the cache holds exactly the rounded keys.
+    held, exact = cache.layers[0].keys, plain.layers[0].keys
+    assert torch.allclose(held, rounded_caches.rounded(exact, 4), atol=1e-4)
+    assert not torch.allclose(held, exact, atol=1e-2)
+
+
+def test_layers_with_a_window_are_refused():
+    assert "window" in refusal(lambda: rounded_caches.make(MistralConfig(num_hidden_layers=1, sliding_window=8), 8))

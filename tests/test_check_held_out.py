@@ -8,30 +8,19 @@ from small_models import asked
 
 from kvbook.atlas import configurations
 from kvbook.diagnosis import check, faults, outcome
-from kvbook.models import tokenizers
 
 # None of them is a family of this book: other norms, windows, chunks, experts, biases, latent attention.
-HELD_OUT = (
-    "gemma3_text", "phi3", "gpt_neox", "opt", "bloom", "cohere2", "mixtral", "gpt_oss", "deepseek_v3", "llama4_text"
-)
+HELD_OUT = "gemma3_text phi3 gpt_neox opt bloom cohere2 mixtral gpt_oss deepseek_v3 llama4_text"
 INJECTED = ("position offset forgotten", "mask off by one", "K/V one step late", "cache kept in 16 bits")
 
 
 @pytest.fixture(scope="module")
-def saved(bpe, tmp_path_factory):
+def saved(save):
     """Return a function that saves a tiny model of an architecture with a tokenizer."""
-
-    @functools.cache
-    def save(name):
-        folder = tmp_path_factory.mktemp("held-out") / name
-        configurations.build(name).save_pretrained(folder)
-        tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
-        return folder
-
-    return save
+    return functools.cache(lambda name: save(configurations.build(name), name))
 
 
-@pytest.fixture(params=HELD_OUT)
+@pytest.fixture(params=HELD_OUT.split())
 def folder(request, saved):
     return saved(request.param)
 

@@ -4,6 +4,7 @@ import ast
 from types import SimpleNamespace
 
 import pytest
+import small_models
 import torch
 from transformers import LlamaForCausalLM
 
@@ -18,10 +19,9 @@ from kvreport.chapters.static_cache import texts
 
 # A row in which several numbers are the largest; torch.topk puts another one first.
 TIED = torch.zeros(2000).index_fill(0, torch.arange(7, 2000, 3), 4.0)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 
-@DTYPES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_on_an_exact_tie_the_lowest_index_is_chosen_however_the_numbers_lie(dtype):
     row = TIED.to(dtype)
     apart = torch.stack([row, torch.full_like(row, 9)], 1)[:, 0]
@@ -68,9 +68,7 @@ def test_generate_is_neither_stopped_by_an_end_token_nor_kept_from_it(on_a_tie):
     with torch.inference_mode():
         generated = [step.token for step in greedy_paths.decode_by_generate(on_a_tie, ids, 5)]
         uncached = [step.token for step in greedy_paths.decode_uncached(on_a_tie, ids, 5)]
-        forbidden = on_a_tie.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=5, min_new_tokens=5
-        )
+        forbidden = small_models.generated(on_a_tie, ids, 5).sequences
     assert generated == uncached == [7] * 5
     # Control: a least number of tokens keeps `generate` alone from the end token.
     assert 7 not in forbidden[0, 3:].tolist()

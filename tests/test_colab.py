@@ -1,4 +1,4 @@
-"""The cells for Colab: in a fresh kernel whose folder holds the clone, they make a chapter's own cells run."""
+"""The cells for Colab, in a fresh kernel whose folder holds the clone, and what cards can run."""
 
 import json
 import shutil
@@ -6,26 +6,30 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from kvbook import paths
-from kvreport.site import running
+from kvbook.models import registry
+from kvreport.site import inserts, running
 
-STEM = "06_layer_drift"
 
-
-@pytest.fixture(scope="module")
-def content(tmp_path_factory):
-    """Make the folder in which Colab's kernels start, with the clone in it."""
-    content = tmp_path_factory.mktemp("content")
-    clone = content / "kv-cache-book"
+@pytest.mark.slow
+def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_set(tmp_path):
+    # The folder in which Colab's kernels start, with the clone in it.
+    clone = tmp_path / "kv-cache-book"
     for part in ("src", "chapters"):
         shutil.copytree(paths.ROOT / part, clone / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(paths.ROOT / "_toc.yml", clone)
-    return content
-
-
-def in_a_fresh_kernel(content, cells: list[str]) -> subprocess.CompletedProcess:
-    """Run cells as a notebook does, without what clones and installs."""
+    notebook = json.loads((paths.CHAPTERS / "06_layer_drift.ipynb").read_text())
+    imports, parameters, *_ = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    told = (
+        "import kvbook, kvreport\n"
+        "print(kvbook.__file__, kvreport.__file__)\n"
+        "asked = LayerDriftSettings.from_notebook(globals())\n"
+        "print(asked.device, *asked.dtypes)"
+    )
+    cells = [running.SETUP.format(address="https://example.org/book"), imports, parameters, running.ON_THE_GPU, told]
+    # As a notebook runs them, without what clones and installs.
     cells = ["\n".join(line for line in cell.splitlines() if not line.startswith("!")) for cell in cells]
     script = (
         "import json, sys\n"
@@ -35,32 +39,17 @@ def in_a_fresh_kernel(content, cells: list[str]) -> subprocess.CompletedProcess:
         "    shell.run_cell(cell).raise_error()\n"
     )
     # -I: without the folders of this process, and without those that the tests' own environment names.
-    return subprocess.run([sys.executable, "-I", "-c", script], cwd=content, capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_set(content):
-    notebook = json.loads((paths.CHAPTERS / f"{STEM}.ipynb").read_text())
-    imports, parameters, *_ = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    told = (
-        "import kvbook, kvreport\n"
-        "print(kvbook.__file__, kvreport.__file__)\n"
-        "asked = LayerDriftSettings.from_notebook(globals())\n"
-        "print(asked.device, *asked.dtypes)"
-    )
-    setup = running.SETUP.format(address="https://example.org/book")
-    done = in_a_fresh_kernel(content, [setup, imports, parameters, running.ON_THE_GPU, told])
+    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *_, files, settings = done.stdout.splitlines()
-    assert all(str(content / "kv-cache-book" / "src") in file for file in files.split())
+    assert all(str(clone / "src") in file for file in files.split())
     assert settings.split()[0] in ("cpu", "cuda")
     assert "float32" in settings
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtypes", "dtype"),
-    [((7, 5), ["float32"], "float16"), ((8, 9), ["float32", "bfloat16"], "bfloat16")],
-)
+@pytest.mark.parametrize(("capability", "dtypes", "dtype"), [
+    ((7, 5), ["float32"], "float16"), ((8, 9), ["float32", "bfloat16"], "bfloat16"),
+])
 def test_a_card_without_bf16_is_not_asked_for_it(monkeypatch, capability, dtypes, dtype):
     import torch
 
@@ -71,11 +60,24 @@ def test_a_card_without_bf16_is_not_asked_for_it(monkeypatch, capability, dtypes
     assert (cell["device"], cell["dtypes"], cell["dtype"]) == ("cuda", dtypes, dtype)
 
 
-def test_the_page_gives_both_cells_with_the_address_that_the_citation_file_names(tmp_path, monkeypatch):
-    about = (paths.ROOT / "CITATION.cff").read_text()
-    (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://github.com/somebody/book.git\n")
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    text = running.colab()
-    assert "!git clone -q https://github.com/somebody/book kv-cache-book" in text
-    assert running.ON_THE_GPU in text
-    assert "rocket" in text
+# The least time of a token on a card, by its bandwidth, and no model that does not fit.
+
+SMALL, LARGE = (registry.families()[name].architectures[0] for name in ("smollm2", "llama"))
+
+
+def told(of_t4: dict, tmp_path, monkeypatch) -> dict[str, str]:
+    (tmp_path / "cards.yaml").write_text(yaml.safe_dump({"T4": of_t4 | {"source": "made up"}}))
+    monkeypatch.setattr(running.places, "DATA", tmp_path)
+    lines = [line.replace('"', "").split(",") for line in inserts.PARTS["cards"]().splitlines() if "`" in line]
+    return {line[0].strip("`"): line[1] for line in lines if len(line) == 2}
+
+
+def test_a_token_takes_as_long_as_reading_the_weights_and_what_does_not_fit_is_said_not_to(tmp_path, monkeypatch):
+    card = {"memory_gb": 16, "bandwidth_gb_s": 100}
+    assert 2 * SMALL.parameters < 1e9 < 2 * LARGE.parameters
+    found = told(card, tmp_path, monkeypatch)
+    assert float(found[SMALL.hub_id]) == round(2 * SMALL.parameters / 100e6, 1)
+    # Control: at half the bandwidth it takes twice as long, and a smaller card holds no large model.
+    slower = told(card | {"bandwidth_gb_s": 50, "memory_gb": 1}, tmp_path, monkeypatch)
+    assert float(slower[SMALL.hub_id]) == round(2 * SMALL.parameters / 50e6, 1)
+    assert slower[LARGE.hub_id] == "does not fit"

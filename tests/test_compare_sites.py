@@ -20,14 +20,11 @@ def test_sites_that_differ_in_the_readers_own_run_alone_do_not_differ(sites):
     assert list(compare_sites.differences(*sites)) == []
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "found"),
-    [
-        ("index.html", PAGE.format("11 %", "new"), "+ It grows by 11 %."),
-        ("data/fig-drift.csv", "layer,drift\n1,0.25\n", "- 1,0.5\n+ 1,0.25"),
-        ("more.html", "<article></article>", "page more.html: not in "),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "found"), [
+    ("index.html", PAGE.format("11 %", "new"), "+ It grows by 11 %."),
+    ("data/fig-drift.csv", "layer,drift\n1,0.25\n", "- 1,0.5\n+ 1,0.25"),
+    ("more.html", "<article></article>", "page more.html: not in "),
+])
 def test_control_another_number_value_or_page_is_named(sites, file, text, found):
     (sites[1] / file).write_text(text)
     (said,) = compare_sites.differences(*sites)

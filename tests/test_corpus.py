@@ -1,8 +1,16 @@
-import pytest
+"""Texts and how long they are."""
 
+import pytest
+from refusing import refusal
+
+from kvbook import lengths
 from kvbook.errors import UserError
 from kvbook.models import corpus, english, loading
+from kvbook.runs import samples
+from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch.gpt import text as characters
+from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 from kvreport.running import catalogue
 
 
@@ -31,8 +39,7 @@ def test_a_folder_gives_the_first_tokens_of_its_files_in_name_order(tmp_path):
     assert found == [("a.py", [1, *b"aaaaa"]), ("b.py", [1, *b"bbbb"]), ("c.txt", [1, *b"c"])]
     with pytest.raises(UserError, match=r"gives 3 samples.*at most 3"):
         list(corpus.samples(str(tmp_path), Letters(), 4, 6))
-    with pytest.raises(UserError, match="not a folder"):
-        list(corpus.documents("/nowhere/at/all"))
+    assert "not a folder" in refusal(lambda: list(corpus.documents("/nowhere/at/all")))
 
 
 def test_samples_of_the_standard_library_have_full_length_and_differ_and_no_file_is_encoded_in_vain():
@@ -136,5 +143,79 @@ def test_a_conversation_stands_in_the_chat_template_and_a_model_without_one_is_r
     turns = [{"role": "user", "content": sample.source}, {"role": "assistant", "content": answer}]
     assert sample.ids == list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])[:24]
     tokenizer.chat_template = None
-    with pytest.raises(UserError, match="no chat template"):
-        list(corpus.samples("chat", tokenizer, 1, 24))
+    assert "no chat template" in refusal(lambda: list(corpus.samples("chat", tokenizer, 1, 24)))
+
+
+# Lengths.
+
+@pytest.mark.parametrize(("given", "meant"), [
+    (64, 64), ("64", 64), ("33-190", "33-190"), (" 33 - 190 ", "33-190"), ("40-40", 40),
+])
+def test_a_length_is_a_number_or_a_range(given, meant):
+    assert LayerDriftSettings.checked(n_tokens=given).n_tokens == meant
+
+
+NO_LENGTH = ["long", "33-", "-5", True, 3.5, [33, 190]]
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    *((given, "a range of them such as 33-190") for given in NO_LENGTH), ("190-33", "from its least to its largest"),
+    ("1-9", "at least 2 tokens"), (0, "at least 2 tokens"),
+])
+def test_what_is_no_length_is_refused_in_one_line_that_names_the_parameter(given, message):
+    said = refusal(LayerDriftSettings.checked, n_tokens=given)
+    assert said.startswith("n_tokens = ")
+    assert message in said
+    assert said.count("n_tokens") == 1
+
+
+@pytest.mark.parametrize(("settings", "fewest"), [
+    (LayerDriftSettings, 2), (WhereDriftBeginsSettings, 3), (BugOrRoundingSettings, 4),
+])
+def test_the_chapters_ask_for_as_many_tokens_as_they_need(settings, fewest):
+    assert settings.checked(n_tokens=f"{fewest}-9").n_tokens == f"{fewest}-9"
+    assert f"at least {fewest} tokens" in refusal(settings.checked, n_tokens=f"{fewest - 1}-9")
+
+
+def test_drawn_lengths_fill_the_range_and_depend_on_the_seed_alone():
+    drawn, again = ([lengths.drawn("33-190", index) for index in range(2000)] for _ in range(2))
+    assert set(drawn) == set(range(33, 191))
+    # Evenly: the mean of 2,000 draws is within four of its standard errors.
+    assert abs(sum(drawn) / 2000 - lengths.middle("33-190")) < 4 * 45.6 / 2000**0.5 + 0.5
+    assert drawn == again != [lengths.drawn("33-190", index, seed=1) for index in range(2000)]
+    # Control: a number is never drawn.
+    assert {lengths.drawn(64, index, seed) for index in range(9) for seed in range(9)} == {64}
+
+
+@pytest.mark.parametrize("length", [64, "33-190"])
+def test_a_longer_range_lengthens_every_text_by_as_much(length):
+    one, other = ([lengths.drawn(of, i, seed=3) for i in range(50)] for of in (length, lengths.plus(length, 1)))
+    assert other == [n + 1 for n in one]
+
+
+@pytest.mark.parametrize("kind", ["stdlib", "folder"])
+def test_a_texts_file_and_place_depend_neither_on_its_length_nor_on_how_many_texts_there_are(kind, tmp_path):
+    for index in range(30):
+        (tmp_path / f"{index:02}.py").write_text(f"{index:02}" + "x" * 40)
+
+    def texts(count, length="5-40", seed=4):
+        return list(corpus.samples("stdlib" if kind == "stdlib" else str(tmp_path), Letters(), count, length, seed))
+
+    few, many, whole, other = texts(3), texts(30), texts(30, 40), texts(30, seed=5)
+    assert few == many[:3]
+    assert [len(text.ids) for text in many] == [lengths.drawn("5-40", i, 4) for i in range(30)]
+    assert [(text.source, text.start) for text in many] == [(text.source, text.start) for text in whole]
+    assert all(text.ids == full.ids[: len(text.ids)] for text, full in zip(many, whole, strict=True))
+    # Control: with another seed, lengths and order are others.
+    assert [len(text.ids) for text in other] != [len(text.ids) for text in many]
+    assert [text.source for text in other] != [text.source for text in many]
+
+
+def test_the_largest_length_of_a_range_must_fit_the_context(llama_folder, text_folder):
+    fits, not_fits = (
+        LayerDriftSettings.checked(model=str(llama_folder), corpus=str(text_folder), n_tokens=n)
+        for n in ("8-64", "8-65")
+    )
+    assert samples.identities(fits, [fits.model], fits.n_tokens)
+    said = refusal(samples.identities, not_fits, [not_fits.model], not_fits.n_tokens)
+    assert "65 tokens are more than the context" in said

@@ -1,13 +1,16 @@
+"""What a run costs, predicted: operations, time, and the bytes of models and caches."""
+
 import csv
 
 import pytest
 import torch
+from refusing import refusal
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
 
 from kvbook import paths
-from kvbook.errors import UserError
-from kvbook.measuring import costs
-from kvbook.models import loading
+from kvbook.measuring import costs, memory
+from kvbook.models import loading, standins
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "smollm2", "falcon"])
@@ -38,8 +41,7 @@ def test_time_grows_with_passes_and_dtypes_and_memory_with_the_widest_dtype(llam
 
 def test_a_pass_is_predicted_to_take_some_time_and_a_missing_device_is_one_line(llama):
     assert costs.pass_seconds(llama.config, torch.float32, 8, torch.device("cpu")) > 0
-    with pytest.raises(UserError, match="CUDA devices"):
-        costs.predict(llama.config, ["float32"], 8, n_passes=1, device="cuda:99")
+    assert "CUDA devices" in refusal(costs.predict, llama.config, ["float32"], 8, n_passes=1, device="cuda:99")
 
 
 def test_recorded_checks_of_large_models_kept_within_their_memory_layer_by_layer():
@@ -50,3 +52,18 @@ def test_recorded_checks_of_large_models_kept_within_their_memory_layer_by_layer
     assert {one["by_layers"] for one in made} == {"True"}
     for one in made:
         assert float(one["peak_gb"]) < 1.15 * float(one["predicted_gb"]), one["model"]
+
+
+@pytest.mark.parametrize("family", [family for family in standins.FAMILIES if family != "roberta"])
+def test_a_cache_holds_the_bytes_that_the_shape_predicts(family, family_folders, ids):
+    model = loading.load(str(family_folders[family])).model
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(ids, past_key_values=cache, use_cache=True)
+    predicted = memory.kv_bytes_per_token(model.config, torch.float32)
+    assert memory.cache_bytes(cache) == predicted * ids.shape[1]
+
+
+def test_control_heads_of_queries_are_not_heads_of_keys(family_folders):
+    config = loading.config_of(str(family_folders["falcon"]))
+    assert memory.kv_heads(config) == 1 < config.num_attention_heads

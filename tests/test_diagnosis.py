@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import shutil
 from contextlib import nullcontext
 
@@ -9,11 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from small_models import asked
+from refusing import refusal
+from small_models import PLAIN, asked, checkpoint, small_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict
+from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict, wrong_pass
 from kvbook.diagnosis.rows import rows_of, suspicious_layer
-from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading
 
@@ -21,7 +23,6 @@ DTYPES = tuple(UNIT_ROUNDOFF)
 CAUSAL = ("gpt2", "llama", "qwen2", "mpt", "falcon")
 CLEAN = "clean"
 WAYS = (probe.SPLIT, *probe.WAYS)
-TEXT = "def f(x):\n    return x + 1\n# What is it? Help.\n"
 
 
 # Families and faults: every combination is measured once, in every dtype.
@@ -33,7 +34,7 @@ def measured(family_folders) -> pd.DataFrame:
     for family in CAUSAL:
         for dtype in DTYPES:
             loaded = loading.load(str(family_folders[family]), dtype=dtype)
-            ids = loaded.tokenizer(TEXT)["input_ids"][:24]
+            ids = loaded.tokenizer("def f(x):\n    return x + 1\n# What is it? Help.\n")["input_ids"][:24]
             config = loaded.model.config
             injected = {name: fault.inject for name, fault in faults.FAULTS.items() if fault.applies(config)}
             for name, inject in {CLEAN: nullcontext, faults.SEAM: nullcontext, **injected}.items():
@@ -119,15 +120,12 @@ def test_a_fault_is_taken_out_again_also_after_an_error(name, llama):
     assert torch.equal(last(), before)
 
 
-@pytest.mark.parametrize(
-    ("family", "plant", "layer"),
-    [
-        ("llama", lambda model: faults.one_step_late(model, layers={0}), 1),
-        ("llama", lambda model: faults.kept_in_16_bits(model, layers={3}), 4),
-        # Positions that are added to the embedding.
-        ("gpt2", faults.offset_forgotten, 0),
-    ],
-)
+@pytest.mark.parametrize(("family", "plant", "layer"), [
+    ("llama", lambda model: faults.one_step_late(model, layers={0}), 1),
+    ("llama", lambda model: faults.kept_in_16_bits(model, layers={3}), 4),
+    # Positions that are added to the embedding.
+    ("gpt2", faults.offset_forgotten, 0),
+])
 def test_the_first_suspicious_layer_is_the_one_in_which_the_bug_is(request, family, plant, layer):
     model = copy.deepcopy(request.getfixturevalue(family)).double()
     with plant(model):
@@ -183,22 +181,18 @@ NEARLY_EQUAL = {"float16": 3.0e-7, "bfloat16": 0.0}
 EDGE = verdict.ROUNDING["float32"] * 2.0**-24
 KNOWN = {
     "bug": {
-        "flat": law(floor=0.1),
-        "flat and small, but fp64 sees it": law(floor=1e-10),
-        "one text of many": in_one_text(law(), 0.1),
-        "flat without fp64": law(floor=0.01, dtypes=COARSE),
+        "flat": law(floor=0.1), "flat and small, but fp64 sees it": law(floor=1e-10),
+        "one text of many": in_one_text(law(), 0.1), "flat without fp64": law(floor=0.01, dtypes=COARSE),
         "large, and 16 bits as good as equal": given(float64=2e-4, float32=2e-4, **NEARLY_EQUAL),
         "fp64 alone": law(floor=1e-6, dtypes=("float64",)),
         "fp32 alone, and large": law(floor=0.1, dtypes=("float32",)),
         "only the cached pass overflows": law().assign(drift=law()["drift"].mask(law()["dtype"] == "float16", np.inf)),
     },
     "rounding": {
-        "falls with the roundoff": law(),
-        "below what fp64 resolves": law(floor=1e-15),
+        "falls with the roundoff": law(), "below what fp64 resolves": law(floor=1e-15),
         "falls without fp64": law(dtypes=COARSE),
         "small, and 16 bits as good as equal": given(float64=1.1e-15, float32=5.8e-7, **NEARLY_EQUAL),
-        "fp64 alone": law(dtypes=("float64",)),
-        "fp32 alone": law(dtypes=("float32",)),
+        "fp64 alone": law(dtypes=("float64",)), "fp32 alone": law(dtypes=("float32",)),
         "just inside the edge of fp32": given(float32=0.99 * EDGE),
         "equal in the finer dtypes": law().assign(drift=law()["drift"].where(law()["dtype"] == "bfloat16", 0.0)),
         "both passes overflow in fp16": law().assign(drift=law()["drift"].mask(law()["dtype"] == "float16")),
@@ -209,8 +203,7 @@ KNOWN = {
     "undecided": {
         "16 bits alone": law(dtypes=("float16", "bfloat16")),
         "flat without fp64, and small": law(floor=1e-4, dtypes=COARSE),
-        "fp32 alone, and larger": law(constant=500, dtypes=("float32",)),
-        "fp16 alone": law(dtypes=("float16",)),
+        "fp32 alone, and larger": law(constant=500, dtypes=("float32",)), "fp16 alone": law(dtypes=("float16",)),
         "bf16 alone, however large": law(floor=0.5, dtypes=("bfloat16",)),
         "just outside the edge of fp32": given(float32=1.01 * EDGE),
         "one text outside the edge of fp32": in_one_text(law(constant=0.1, dtypes=("float32",)), 2 * EDGE),
@@ -283,8 +276,7 @@ def test_every_causal_family_is_sound_as_it_ships(family, text_folder):
 
 def test_texts_too_short_to_be_cut_are_refused(gpt2_folder, tmp_path):
     (tmp_path / "a.txt").write_text("x + ")
-    with pytest.raises(UserError, match="longer texts"):
-        check.check(asked(gpt2_folder, tmp_path, n_samples=1))
+    assert "longer texts" in refusal(lambda: check.check(asked(gpt2_folder, tmp_path, n_samples=1)))
 
 
 def test_a_mismatch_at_a_tokenizer_boundary_is_a_bug(llama_folder):
@@ -297,3 +289,66 @@ def test_a_mismatch_at_a_tokenizer_boundary_is_a_bug(llama_folder):
     # Control: digits stand alone.
     assert tokenizer_boundary.check(str(llama_folder), "7", "7")[1] == outcome.SOUND
     assert faults.seam(tokenizer, tokenizer("7 7")["input_ids"]) is None
+
+
+# Of two passes that disagree the wrong one is named; where the evidence splits, neither is.
+
+TEXTS = [torch.arange(start, start + 20)[None] for start in (11, 40)]
+
+
+def hidden_without_a_cache(model):
+    """Hide the first token from a pass without a cache, as a wrong full pass would."""
+
+    def call(stock, ids, cache, options):
+        if not options.get("use_cache"):
+            options |= faults._seen(ids, 0, slice(0, 1))
+        return stock(ids, past_key_values=cache, **options)
+
+    return faults._calls(model, call)
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    (faults.offset_forgotten, wrong_pass.CACHED), (faults.mask_off_by_one, wrong_pass.CACHED),
+    (hidden_without_a_cache, wrong_pass.UNCACHED),
+])
+def test_the_pass_that_is_wrong_is_named(fault, said):
+    model = small_llama()
+    with fault(model):
+        assert wrong_pass.find(model, TEXTS)[0] == said
+
+
+def test_control_passes_that_agree_blame_neither():
+    assert wrong_pass.find(small_llama(), TEXTS) == (wrong_pass.UNTOLD, ["no evidence for either"])
+
+
+def test_a_full_pass_that_is_not_causal_is_the_wrong_one(monkeypatch):
+    monkeypatch.setattr(wrong_pass.reference_pass, "fault", lambda *_: wrong_pass.reference_pass.NOT_CAUSAL)
+    assert wrong_pass.find(small_llama(), TEXTS)[0] == wrong_pass.UNCACHED
+
+
+def test_evidence_that_splits_tells_neither(monkeypatch):
+    model = small_llama()
+    monkeypatch.setattr(wrong_pass.reference_pass, "fault", lambda *_: wrong_pass.reference_pass.NOT_CAUSAL)
+    with faults.offset_forgotten(model):
+        said, why = wrong_pass.find(model, TEXTS)
+    assert (said, len(why)) == (wrong_pass.UNTOLD, 2)
+
+
+@pytest.mark.parametrize(("cached", "uncached", "said"), [
+    (2.0, 3.0, [wrong_pass.UNCACHED]), (3.0, 2.0, [wrong_pass.CACHED]), (2.0, 2.01, []),
+    # As good as a blind guess among 320 tokens: the model has learnt nothing.
+    (5.5, 7.0, []),
+])
+def test_a_trained_models_loss_tells_which_pass_reads_the_text_better(cached, uncached, said, monkeypatch):
+    losses = iter([uncached, cached])
+    monkeypatch.setattr(wrong_pass, "_loss", lambda *_: next(losses))
+    assert [side for side, _ in wrong_pass._by_loss(wrong_pass.feeding.Fed(small_llama()), TEXTS)] == said
+
+
+def test_the_loss_of_a_trained_model_is_lower_on_its_text_than_that_of_one_that_has_learnt_nothing(tmp_path):
+    trained = AutoModelForCausalLM.from_pretrained(folder := checkpoint(PLAIN, tmp_path))
+    ids = AutoTokenizer.from_pretrained(folder)("def add(first, second):\n    return first + second\n")["input_ids"]
+    text = torch.tensor([ids])
+    found = wrong_pass._loss([trained(text).logits], [text])
+    assert found < wrong_pass._KNOWS * math.log(trained.config.vocab_size)
+    assert found < wrong_pass._loss([torch.zeros(1, len(ids), trained.config.vocab_size)], [text])

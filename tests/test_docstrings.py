@@ -27,13 +27,11 @@ def to_nothing(text: str) -> list[str]:
     return [target for target in REFERENCE.findall(text) if not is_there(target)]
 
 
-def test_every_reference_to_our_own_names_one_that_exists():
+def test_every_reference_to_our_own_names_one_that_exists_and_control_a_reference_to_nothing_is_found():
     sources = [path for package in PACKAGES.values() for path in package.rglob("*.py")]
     sources += (ROOT / "pages").rglob("*.md")
     assert {path.name: lost for path in sources if (lost := to_nothing(path.read_text("utf-8")))} == {}
-
-
-def test_control_a_reference_to_nothing_is_found():
+    # Control.
     assert to_nothing("See :func:`kvreport.publishing.checkout.of` and :mod:`~kvreport.site`.") == []
     lost = "kvreport.publishing.checkout.nowhere"
     assert to_nothing(f"See :func:`{lost}`.") == [lost]
@@ -64,7 +62,7 @@ def with_sections(code: str) -> list[str]:
     return [function.name for function in functions if SECTION.search(ast.get_docstring(function, clean=False) or "")]
 
 
-def test_docstrings_have_sections_where_a_page_shows_them_and_a_plain_text_elsewhere():
+def test_docstrings_have_sections_where_a_page_shows_them_and_plain_text_elsewhere_and_control_one_with_them_is_found():
     shown, long = shown_on_pages(), {}
     for package in PACKAGES.values():
         for path in package.rglob("*.py"):
@@ -72,9 +70,7 @@ def test_docstrings_have_sections_where_a_page_shows_them_and_a_plain_text_elsew
             if module not in shown and (found := with_sections(path.read_text("utf-8"))):
                 long[module] = found
     assert long == {}
-
-
-def test_control_a_docstring_with_sections_is_found():
+    # Control.
     code = 'def f(x):\n    """Do it.\n\n    Parameters\n    ----------\n    x : int\n    """\n'
     assert with_sections(code) == ["f"]
     assert with_sections('def f(x):\n    """Do it."""\n') == []

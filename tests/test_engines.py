@@ -1,15 +1,24 @@
 """Engines beside the book: their environments, how they start, and their recorded answers; none is needed here."""
 
+import copy
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
+import numpy as np
+import pandas as pd
 import pytest
+import small_gguf
+from refusing import refusal
 
-from kvbook.errors import UserError
 from kvbook.models import loading
+from kvbook.runs import records
+from kvreport.chapters.static_cache import beside_llama_cpp
+from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines import environments, gguf_file, serving
 from kvreport.engines.listed import ENGINES
 
@@ -58,19 +67,15 @@ def test_an_engine_that_cannot_be_installed_is_named_and_left_out_and_the_others
     assert "is in" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("asked", "said"), [
-    (("ollama",), "choose from vllm"), (("vllm",), "make engines ENGINE=vllm"),
-])
-def test_an_engine_that_is_not_there_is_refused_in_one_line(asked, said):
-    with pytest.raises(UserError, match=said), serving.serving(*asked):
-        pass
+@pytest.mark.parametrize(("name", "said"), [("ollama", "choose from vllm"), ("vllm", "make engines ENGINE=vllm")])
+def test_an_engine_that_is_not_there_is_refused_in_one_line(name, said):
+    assert said in refusal(serving.serving(name).__enter__)
 
 
 def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
     monkeypatch.setattr(environments, "is_here", lambda name: True)
     monkeypatch.setattr(serving, "weights_for", lambda name, dtype: None)
-    with pytest.raises(UserError, match="float32 speculation"), serving.serving("openvino", mode="speculation"):
-        pass
+    assert "float32 speculation" in refusal(serving.serving("openvino", mode="speculation").__enter__)
 
 
 @pytest.mark.parametrize(("printed", "said"), [
@@ -81,8 +86,7 @@ def test_a_server_that_stops_is_told_with_its_first_error_or_its_last_line(print
     monkeypatch.setattr(environments, "is_here", lambda name: True)
     monkeypatch.setattr(serving, "weights_for", lambda name, dtype: folder)
     monkeypatch.setattr(serving, "command_of", lambda name, **_: ["/bin/sh", "-c", f"printf '{printed}'; exit 3"])
-    with pytest.raises(UserError, match=f"vLLM stopped with status 3: {said}"), serving.serving("vllm"):
-        pass
+    assert f"vLLM stopped with status 3: {said}" in refusal(serving.serving("vllm").__enter__)
 
 
 def test_transformers_serve_gets_a_folder_whose_configuration_names_the_models_class(monkeypatch, folder):
@@ -122,3 +126,45 @@ def test_a_file_in_gguf_has_the_dtype_of_the_model_and_its_tokenizer(dtype, tmp_
     assert read.get_field("tokenizer.ggml.token_type").contents()[:2] == [3, 1]
     assert read.get_field("tokenizer.ggml.merges").contents() == ["w 1"]
     assert read.get_field("general.file_type").contents() == {"float32": 0, "float16": 1}[dtype]
+
+
+# The comparison with llama.cpp: it reads the model's own weights, and is made on demand alone.
+
+def test_every_weight_is_written_and_no_other_number(tmp_path):
+    model = loading.load("llama", dtype="bfloat16").model
+    file = gguf_file.write_gguf(model, tmp_path / "model.gguf")
+    tensors = gguf.GGUFReader(file).tensors
+    written = {one.name: gguf.quants.dequantize(one.data, one.tensor_type) for one in tensors}
+    expected = small_gguf.tensors(copy.deepcopy(model).float())
+    assert [name for name in written if not np.array_equal(written[name], expected[name])] == []
+    assert sum(one.size for one in written.values()) == model.num_parameters()
+    # The control: in the order of rows that transformers keeps it is another matrix.
+    kept = model.state_dict()["model.layers.0.self_attn.q_proj.weight"].float().numpy()
+    assert not np.array_equal(written["blk.0.attn_q.weight"], kept)
+
+
+def test_a_chapter_does_not_ask_for_a_comparison_with_llama_cpp():
+    assert beside_llama_cpp.inputs(StaticCacheSettings()) is None
+
+
+def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    assert "pip install llama-cpp-python" in refusal(lambda: beside_llama_cpp.inputs(BesideLlamaCppSettings()))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, tmp_path, same):
+    writer = records.Writer(tmp_path)
+    library, theirs = SimpleNamespace(), ([0.002] * 6, [7 if same else 8] * 6)
+    monkeypatch.setattr(
+        beside_llama_cpp, "steps_of", lambda decoder, *_: theirs if decoder is library else ([0.001] * 6, [7] * 6)
+    )
+    monkeypatch.setattr(beside_llama_cpp, "_LlamaCpp", lambda *_: library)
+    settings = BesideLlamaCppSettings(model="llama", weights="stand-in", n_new_tokens=6, n_repeats=2)
+    if not same:
+        assert "another token" in refusal(beside_llama_cpp.measure, settings, {}, writer)
+        return
+    beside_llama_cpp.measure(settings, {}, writer)
+    rows = pd.read_csv(tmp_path / "rows.csv")
+    found = rows.pivot(index="repeat", columns="program", values="step_s")
+    assert found.to_numpy() == pytest.approx(np.array([[0.002, 0.001]] * 2))

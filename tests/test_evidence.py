@@ -1,25 +1,138 @@
-"""The manifest of published evidence: what is cited is there, whole, and of the experiment's revision."""
+"""`kvbook evidence`: what chapters ask for is made once for each processor, recorded, cited, and joined over seeds."""
 
 import gzip
 import json
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from refusing import refusal
 
 from kvbook import paths
-from kvbook.errors import UserError
-from kvbook.runs import evidence, recording
+from kvbook.runs import evidence, machine, recording, records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
+from kvreport.running import evidence as making
+from kvreport.running import planning
 
-COUNTING = Experiment("counting", Settings, lambda settings: {}, lambda settings, made_of, w: w.append("u", [{"x": 1}]))
+
+class Asked(Settings):
+    n_samples: int = 2
+
+
+def measure(settings, _made_of, writer):
+    for sample in range(settings.n_samples):
+        writer.append(str(sample), [{"sample": sample, "source": f"file {sample}", "value": settings.seed}])
+
+
+COUNTING = Experiment("counting", Asked, lambda _: {}, measure, fields=frozenset({"n_samples", "seed", "device"}))
+
+
+@pytest.fixture
+def asked(data, monkeypatch):
+    """Let one chapter ask for evidence of two experiments; its groups."""
+    monkeypatch.delenv(making.THREADS_VARIABLE, raising=False)
+    groups = [{"experiments": ["counting", "timing"], "seeds": [0, 1], "parameters": {"n_samples": 3}}]
+
+    def plan(profile):
+        about = planning.About(evidence=groups)
+        return [SimpleNamespace(name="chapter", about=about, values=lambda: {"model": "gpt2", "n_samples": 9})]
+
+    monkeypatch.setattr(planning, "plan", plan)
+    monkeypatch.setattr(making, "_experiments", lambda name: (COUNTING, replace(COUNTING, name="timing", timed=True)))
+    return groups
+
+
+def test_each_experiment_at_each_seed_is_recorded_and_cited_and_never_made_again(asked):
+    assert making.make(timed=False) == 2
+    cited = evidence.manifest()["chapter"][evidence.PUBLISHED]
+    assert [name.partition("/")[0] for name in cited] == ["counting", "counting"]
+    assert all((paths.RECORDED_RUNS / name / "rows.csv.gz").is_file() for name in cited)
+    assert making.make(timed=False) == 0
+    asked[0]["seeds"] = [0, 1, 5]
+    assert making.make(timed=False) == 1
+
+
+def test_what_measures_time_is_made_when_asked_for_and_refuses_a_busy_machine(asked, monkeypatch):
+    load = [3.0]
+    monkeypatch.setattr(making.os, "getloadavg", lambda: (*load, 0, 0))
+    assert "busy (load 3.0" in refusal(making.make, timed=True)
+    assert evidence.manifest() == {}
+    load[0] = 0.1
+    assert making.make(timed=True) == 2
+
+
+def test_uncommitted_code_makes_no_evidence(asked, monkeypatch):
+    monkeypatch.setattr(machine, "commit", lambda: "abc+")
+    assert "commit first" in refusal(making.make, timed=False)
+    assert not paths.RUNS.exists()
+
+
+def test_a_run_of_another_processor_revision_or_size_is_no_reason_to_pass_a_cell_over(asked, monkeypatch):
+    making.make(timed=False)
+    cell = next(making.cells(timed=False))
+    assert cell.is_recorded()
+    assert not replace(cell, experiment=replace(COUNTING, revision=2)).is_recorded()
+    assert not replace(cell, settings=cell.settings.model_copy(update={"n_samples": 4})).is_recorded()
+    monkeypatch.setattr(machine, "describe", lambda device: {"processor": "another"})
+    assert not cell.is_recorded()
+
+
+def test_seeds_are_joined_with_samples_numbered_on_and_counted_together(asked):
+    making.make(timed=False)
+    ((processor, found),) = evidence.published("chapter", {COUNTING.name: COUNTING.revision}).items()
+    run = found["counting"]
+    assert processor == machine.describe("cpu")["processor"]
+    assert run.rows["sample"].tolist() == list(range(6))
+    assert run.rows["seed"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert run.about["settings"]["n_samples"] == 6
+    assert run.about["seeds"] == [0, 1]
+
+
+def test_a_documents_own_text_stands_once_among_joined_seeds_which_differ_in_nothing_else(asked):
+    making.make(timed=False)
+    runs = [records.load(paths.RECORDED_RUNS / name) for name in evidence.manifest()["chapter"][evidence.PUBLISHED]]
+    for run in runs:
+        run.rows["sample"] = ["posted", "0", "1"]
+    assert evidence.joined(runs).rows["sample"].tolist() == ["posted", "0", "1", "2", "3"]
+    other = records.Run(runs[1].about | {"machine": runs[1].about["machine"] | {"torch": "1.0"}}, runs[1].folder)
+    assert "differ in more than their seed" in refusal(evidence.joined, [runs[0], other])
+    for run, lengths in zip(runs, ([9, 9], [12]), strict=True):
+        run.about["settings"]["text_lengths"] = lengths
+    assert evidence.joined(runs).about["settings"]["text_lengths"] == [9, 12]
+
+
+def test_each_experiment_is_printed_from_the_first_processor_that_has_it():
+    first, second = {"drift": "first's drift"}, {"drift": "second's drift", "times": "second's times"}
+    assert evidence.printed({"one": first, "two": second}) == {"drift": "first's drift", "times": "second's times"}
+    assert evidence.printed({"two": second, "one": first}) == second
+
+
+def test_a_wrong_chapter_or_experiment_is_one_line(asked):
+    assert "no chapter 'nosuch'" in refusal(making.make, timed=False, only=["nosuch"])
+    asked[0]["experiments"] = ["nosuch"]
+    assert "asks for evidence of 'nosuch'" in refusal(making.make, timed=False)
+
+
+@pytest.mark.slow
+def test_what_a_chapter_asks_for_is_what_is_published_and_control_another_length_is_not():
+    cells = [cell for timed in (False, True) for cell in making.cells(timed)]
+    assert [cell.label for cell in cells if not cell.recorded_on()] == []
+    one = next(cell for cell in cells if cell.experiment.name == "exact_ways")
+    assert not replace(one, settings=one.settings.model_copy(update={"n_tokens": 19})).recorded_on()
+
+
+# The manifest: what is cited is there, whole, and of the experiment's revision.
+
+ONE_ROW = Experiment("counting", Settings, lambda settings: {}, lambda settings, made_of, w: w.append("u", [{"x": 1}]))
 
 
 @pytest.fixture
 def folder(data):
     """Record a run and cite it."""
-    recorded = recording.record(COUNTING.run(Settings()).folder)
+    recorded = recording.record(ONE_ROW.run(Settings()).folder)
     named = str(recorded.relative_to(paths.RECORDED_RUNS))
     paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": {"role": [named]}}))
     return recorded
@@ -33,18 +146,17 @@ def test_what_a_chapter_cites_is_found_by_role_and_experiment(folder):
 
 
 def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine_and_another_revision_is_another_run(folder):
-    again = COUNTING.run(Settings())
+    again = ONE_ROW.run(Settings())
     assert again.made
     assert again.folder.is_relative_to(paths.RUNS)
     assert again.hash == json.loads((folder / "run.json").read_text())["hash"]
-    newer = replace(COUNTING, revision=2)
+    newer = replace(ONE_ROW, revision=2)
     assert newer.run(Settings()).hash != again.hash
-    with pytest.raises(UserError, match="is of revision 1, and counting is at 2"):
-        evidence.cited("chapter", "role", {"counting": 2})
+    assert "is of revision 1, and counting is at 2" in refusal(evidence.cited, "chapter", "role", {"counting": 2})
 
 
 def test_runs_on_other_texts_stand_by_themselves_behind_the_first_ones(folder):
-    other = recording.record(COUNTING.run(Settings(seed=1)).folder)
+    other = recording.record(ONE_ROW.run(Settings(seed=1)).folder)
     roles = {"chat": [str(other.relative_to(paths.RECORDED_RUNS))], "published": evidence.manifest()["chapter"]["role"]}
     paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": roles}))
     found = evidence.published("chapter", {"counting": 1})
@@ -56,24 +168,20 @@ def test_runs_on_other_texts_stand_by_themselves_behind_the_first_ones(folder):
 
 
 def test_edited_missing_or_unknown_evidence_is_one_line_that_says_what_to_do(folder):
-    with pytest.raises(UserError, match="names no runs for chapter chapter as 'other'"):
-        evidence.cited("chapter", "other", {"counting": 1})
-    with pytest.raises(UserError, match="has no experiment 'counting'"):
-        evidence.cited("chapter", "role", {})
+    said = refusal(evidence.cited, "chapter", "other", {"counting": 1})
+    assert "names no runs for chapter chapter as 'other'" in said
+    assert "has no experiment 'counting'" in refusal(evidence.cited, "chapter", "role", {})
     (folder / "rows.csv.gz").chmod(0o644)
     (folder / "rows.csv.gz").write_bytes(gzip.compress(b"x\n2\n"))
-    with pytest.raises(UserError, match="changed after the run"):
-        evidence.cited("chapter", "role", {"counting": 1})
+    assert "changed after the run" in refusal(evidence.cited, "chapter", "role", {"counting": 1})
     folder.rename(folder.with_name("elsewhere"))
-    with pytest.raises(UserError, match="restore it from git"):
-        evidence.cited("chapter", "role", {"counting": 1})
+    assert "restore it from git" in refusal(evidence.cited, "chapter", "role", {"counting": 1})
 
 
 @pytest.mark.parametrize("content", ["- a", "chapter: [a]", "chapter: {role: [{a: b}]}", "{"])
 def test_a_manifest_of_another_form_is_refused(data, content):
     paths.EVIDENCE.write_text(content)
-    with pytest.raises(UserError, match=r"must hold <chapter>|not valid YAML"):
-        evidence.manifest()
+    assert re.search("must hold <chapter>|not valid YAML", refusal(evidence.manifest))
 
 
 def test_a_run_that_is_cited_twice_is_refused_and_citing_it_again_adds_nothing(folder):
@@ -81,8 +189,7 @@ def test_a_run_that_is_cited_twice_is_refused_and_citing_it_again_adds_nothing(f
     evidence.cite("chapter", "role", folder)
     assert evidence.manifest() == before
     paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": {"role": 2 * before["chapter"]["role"]}}), "utf-8")
-    with pytest.raises(UserError, match="twice"):
-        evidence.manifest()
+    assert "twice" in refusal(evidence.manifest)
 
 
 def test_every_recorded_run_of_the_repository_is_cited():

@@ -14,6 +14,8 @@ from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 
 @pytest.fixture(scope="module")
 def settings(llama_folder, gpt2_folder, text_folder):
@@ -24,16 +26,15 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 
 @pytest.fixture(scope="module")
-def results(settings, llama):
+def measured(settings, llama):
     with pytest.MonkeyPatch.context() as patch:
         # The full-size architecture takes seconds to build, and only its time is of interest.
         patch.setattr(exact_cost, "_blank", lambda _settings: llama)
         return found_in.measured("exact_caches", settings)
 
 
-@pytest.mark.slow
-def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are_all_equal(results):
-    rows = results["exact_ways"]
+def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are_all_equal(measured):
+    rows = measured["exact_ways"]
     assert not rows.duplicated(["model", "dtype", "sample", "arithmetic", "way"]).any()
     assert len(rows) == 2 * 2 * 2 * 2 * 7
     assert rows.loc[rows["way"] == SINGLE, "rows"].eq(20).all()
@@ -45,9 +46,8 @@ def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are
 
 def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
     assert sum(paths.chunks(ids.shape[1])) == ids.shape[1]
-    with torch.inference_mode():
-        full = llama(ids).logits[0]
-        found = dict(paths.ways(llama, ids))
+    full = llama(ids).logits[0]
+    found = dict(paths.ways(llama, ids))
     for way, logits in found.items():
         reference = full[:-1][-len(logits) :] if way == "generate" else full
         assert torch.allclose(logits, reference, atol=1e-4), way
@@ -71,11 +71,10 @@ def test_uneven_chunks_make_up_a_text_of_any_length_wherever_they_begin(length):
     assert set(lengths.CHUNKS) <= set().union(*cuts) or length < max(lengths.CHUNKS)
 
 
-@pytest.mark.slow
-def test_long_texts_are_fed_at_every_length_and_thread_count_and_row_invariant_rows_are_all_equal(settings, results):
+def test_long_texts_are_fed_at_every_length_and_thread_count_and_row_invariant_rows_are_all_equal(settings, measured):
     two = settings.model_copy(update={"lengths": (9, 40)})
     assert [lengths.plan(two, text)[:2] for text in range(4)] == [(9, 1), (40, 1), (9, 2), (40, 2)]
-    rows = results["exact_lengths"]
+    rows = measured["exact_lengths"]
     assert set(zip(rows["rows"], rows["n_tokens"], rows["threads"], strict=True)) == {(40, 40, 1), (40, 40, 2)}
     exact = rows[rows["arithmetic"] == EXACT]
     assert len(exact) == 2 * 2 * 3
@@ -85,26 +84,23 @@ def test_long_texts_are_fed_at_every_length_and_thread_count_and_row_invariant_r
 def test_one_row_of_one_chunk_that_differs_in_one_bit_is_counted(llama, ids):
     sizes = lengths.uneven(ids.shape[1], 0)
     cache = lambda: DynamicCache(config=llama.config)  # noqa: E731
-    with torch.inference_mode():
-        full = fed(llama, ids, sizes, cache())
-        assert lengths._fed_against(full, llama, ids, sizes, cache())["equal_rows"] == ids.shape[1]
-        full[-2, 3] = torch.nextafter(full[-2, 3], torch.tensor(99.0))
-        found = lengths._fed_against(full, llama, ids, sizes, cache())
+    full = fed(llama, ids, sizes, cache())
+    assert lengths._fed_against(full, llama, ids, sizes, cache())["equal_rows"] == ids.shape[1]
+    full[-2, 3] = torch.nextafter(full[-2, 3], torch.tensor(99.0))
+    found = lengths._fed_against(full, llama, ids, sizes, cache())
     assert (found["rows"], found["equal_rows"]) == (ids.shape[1], ids.shape[1] - 1)
     assert 0 < found["max_abs"] < 1e-6
 
 
-@pytest.mark.slow
-def test_every_rung_is_measured_and_the_last_one_is_exact(results):
-    table = results["rungs"]
+def test_every_rung_is_measured_and_the_last_one_is_exact(measured):
+    table = measured["rungs"]
     assert tuple(dict.fromkeys(table["rung"])) == tuple(exact_ladder.RUNGS) == RUNGS
     assert (table.loc[table["rung"] == ALL, "share"] == 1).all()
     assert (table["error"] > 0).all()
 
 
 def test_the_errors_of_the_full_pass_and_of_the_steps_are_told_apart(llama, ids, monkeypatch):
-    with torch.inference_mode():
-        true = llama(ids, use_cache=False).logits[0].double()
+    true = llama(ids, use_cache=False).logits[0].double()
     sound = exact_ladder._score(llama, None, ids, true)
     fed = exact_ladder.fed
     monkeypatch.setattr(exact_ladder, "fed", lambda *arguments: fed(*arguments) + 1.0)
@@ -118,9 +114,8 @@ def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, i
     monkeypatch.setattr(
         llama.lm_head, "forward", lambda x, own=llama.lm_head.forward: strides.append(x.stride()) or own(x)
     )
-    with torch.inference_mode():
-        found = exact_cost.prefill(llama, ids)
-        torch.testing.assert_close(found, llama(ids, logits_to_keep=1).logits)
+    found = exact_cost.prefill(llama, ids)
+    torch.testing.assert_close(found, llama(ids, logits_to_keep=1).logits)
     assert strides[0] == (32, 32, 1)
 
 
@@ -129,15 +124,14 @@ def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
     assert figures._whole(share) == written
 
 
-@pytest.mark.slow
-def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(results):
+def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(measured):
     def number(role, found):
         return written(f"{role} count", named(measures), found)
 
     # Two texts of 20 tokens in two dtypes; six ways score all rows, and `generate` half of them.
-    assert number("EXACT_ROWS", results) == number("EXACT_ROWS_OF_OTHERS", results) == "520 of 520"
-    assert number("EXACT_ROWS_AT_LENGTH", results) == "480 of 480"
+    assert number("EXACT_ROWS", measured) == number("EXACT_ROWS_OF_OTHERS", measured) == "520 of 520"
+    assert number("EXACT_ROWS_AT_LENGTH", measured) == "480 of 480"
     # Control: a row of a stand-in that differs is no row of the real model.
-    fewer = changed(results, "exact_ways", "index == index.max()", equal_rows=9)
+    fewer = changed(measured, "exact_ways", "index == index.max()", equal_rows=9)
     assert number("EXACT_ROWS", fewer) == "520 of 520"
     assert number("EXACT_ROWS_OF_OTHERS", fewer) == "519 of 520"

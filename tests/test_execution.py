@@ -11,9 +11,8 @@ from pathlib import Path
 import mini_book
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
+from refusing import refusal
 
-from kvbook import fingerprint
-from kvbook.errors import UserError
 from kvreport.running import execution, planning
 from kvreport.running import screen as live
 
@@ -69,9 +68,8 @@ def test_the_copy_says_what_made_it(root):
     assert stored["duration_s"] > 0
     assert stored["versions"]["torch"] == importlib.metadata.version("torch")
     assert stored["machine"]["device_name"]
-    assert set(stored["files"]) == {
-        "fig-squares.svg", "fig-squares.pdf", "fig-squares.png", "fig-squares.csv", "tab-squares.csv"
-    }
+    figure = {f"fig-squares.{kind}" for kind in ("svg", "pdf", "png", "csv")}
+    assert set(stored["files"]) == figure | {"tab-squares.csv"}
 
 
 def test_the_own_interpreter_runs_the_chapter_and_progress_never_becomes_an_output(root):
@@ -90,14 +88,6 @@ def test_what_an_experiment_reports_is_passed_on_and_a_silent_chapter_still_show
 # What is fresh
 
 
-def other_data(root):
-    (root / "data" / "numbers.csv").write_text("x\n2\n")
-
-
-def another_figure(root):
-    (only_chapter(root).figures / "fig-squares.svg").write_bytes(b"")
-
-
 def damaged(root):
     copy = only_chapter(root).executed
     copy.write_text(copy.read_text()[:1000])
@@ -109,9 +99,11 @@ CHANGES = {
     "prose": (lambda root: mini_book.write(root, prose="# Other words\n", run=mini_book.CODE["run"] + SLOW), None),
     "a note about the data": (lambda root: (root / "data" / "README.md").write_text("What columns mean.\n"), None),
     "code": (lambda root: mini_book.write(root, last="print(0)\n"), "its inputs have changed"),
-    "data": (other_data, "its inputs have changed"),
+    "data": (lambda root: (root / "data" / "numbers.csv").write_text("x\n2\n"), "its inputs have changed"),
     "no figure": (lambda root: (only_chapter(root).figures / "fig-squares.svg").unlink(), "fig-squares.svg is missing"),
-    "another figure": (another_figure, "fig-squares.svg is missing or not the one it made"),
+    "another figure": (
+        lambda root: (only_chapter(root).figures / "fig-squares.svg").write_bytes(b""), "missing or not the one it made"
+    ),
     "a damaged copy": (damaged, "its executed copy is damaged"),
 }
 
@@ -136,16 +128,11 @@ def test_another_version_of_a_library_makes_a_chapter_stale(root, monkeypatch):
     assert not only_chapter(root).is_fresh()
 
 
-def test_only_modules_that_a_chapter_imports_make_it_stale(root, tmp_path, monkeypatch):
-    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
-    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
+def test_only_modules_that_a_chapter_imports_make_it_stale(root, edit):
     # The site's, another experiment's, and one that an imported module imports.
     for module, fresh in (("kvreport/site/build", True), ("kvbook/measuring/replay", True), ("kvbook/paths", False)):
-        with (tmp_path / f"{module}.py").open("a") as file:
-            file.write("\nCHANGED = True\n")
-        fingerprint.reached.cache_clear()
+        edit(module)
         assert only_chapter(root).is_fresh() is fresh
-    fingerprint.reached.cache_clear()
 
 
 def test_a_parameter_of_the_profile_reaches_the_chapter(root):
@@ -157,12 +144,6 @@ def test_a_parameter_of_the_profile_reaches_the_chapter(root):
 
 
 # What is refused
-
-
-def refusal(call, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*arguments)
-    return str(caught.value)
 
 
 def test_an_unknown_parameter_or_no_cell_of_parameters_is_refused_before_anything_runs(root):
@@ -177,16 +158,12 @@ def test_an_unknown_parameter_or_no_cell_of_parameters_is_refused_before_anythin
     assert sorted(root.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("content", "profile", "said"),
-    [
-        ("01_sqares:\n  n: 3\n", "few", f"'01_sqares' that does not exist (there are: {mini_book.STEM})"),
-        ("{}", "fast", "no parameter set 'fast': there are default, few"),
-        ("{", "few", "few.yaml is not valid YAML"),
-        ("- a\n", "few", "few.yaml must hold"),
-        (f"{mini_book.STEM}: 3\n", "few", "few.yaml must hold"),
-    ],
-)
+@pytest.mark.parametrize(("content", "profile", "said"), [
+    ("01_sqares:\n  n: 3\n", "few", f"'01_sqares' that does not exist (there are: {mini_book.STEM})"),
+    ("{}", "fast", "no parameter set 'fast': there are default, few"),
+    ("{", "few", "few.yaml is not valid YAML"),
+    ("- a\n", "few", "few.yaml must hold"), (f"{mini_book.STEM}: 3\n", "few", "few.yaml must hold"),
+])
 def test_a_set_of_parameters_that_is_none_or_of_no_chapter_is_refused(root, content, profile, said):
     (root / "parameters" / "few.yaml").write_text(content)
     assert said in refusal(planning.plan, profile, mini_book.folders(root))

@@ -1,3 +1,5 @@
+"""Estimates with their intervals: growth, ratios, shares, and a survival curve that finds a hazard that is known."""
+
 import inspect
 
 import numpy as np
@@ -5,17 +7,16 @@ import pandas as pd
 import pytest
 
 from kvbook.measuring import estimates as fits
+from kvbook.measuring import survival
 
 
 def series(growth: float, noise: float, n_files: int = 20) -> pd.DataFrame:
     generator = np.random.default_rng(0)
-    return pd.DataFrame(
-        [
-            {"sample": s, "source": f"file{s % n_files}", "layer": layer,
-             "max_abs": (1 + growth) ** layer * np.exp(noise * generator.standard_normal())}
-            for s in range(60) for layer in range(2, 12)
-        ]
-    )
+    return pd.DataFrame([
+        {"sample": s, "source": f"file{s % n_files}", "layer": layer,
+         "max_abs": (1 + growth) ** layer * np.exp(noise * generator.standard_normal())}
+        for s in range(60) for layer in range(2, 12)
+    ])
 
 
 def resampled(*of, **options):
@@ -116,13 +117,11 @@ def test_what_is_no_trial_is_refused_and_several_rows_of_a_text_are_no_trials():
 
 def of_files(n_files: int) -> pd.DataFrame:
     """Return forty rows of two variants in so many files; file f is f + 1 times as large."""
-    return pd.DataFrame(
-        [
-            {"sample": i, "source": f"f{i % n_files}", "variant": name, "layer": layer,
-             "value": (1 + i % n_files) * factor * layer}
-            for i in range(40) for layer in (2, 3, 4) for name, factor in (("stock", 1.0), ("half", 0.5 + i % n_files))
-        ]
-    )
+    return pd.DataFrame([
+        {"sample": i, "source": f"f{i % n_files}", "variant": name, "layer": layer,
+         "value": (1 + i % n_files) * factor * layer}
+        for i in range(40) for layer in (2, 3, 4) for name, factor in (("stock", 1.0), ("half", 0.5 + i % n_files))
+    ])
 
 
 ESTIMATES = {
@@ -140,8 +139,7 @@ ESTIMATES = {
     "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
 }
 # Of one fit, of published numbers, or what estimates are made of.
-OTHERS = {"growth_per_layer", "geometric_mean_ratio", "percentiles", "resample", "common_share", "flat", "two_digits",
-          "wilson"}
+OTHERS = "growth_per_layer geometric_mean_ratio percentiles resample common_share flat two_digits wilson"
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
@@ -156,9 +154,45 @@ def test_forty_rows_of_fewer_than_four_files_have_a_range_and_no_interval(name, 
 
 def test_no_estimate_over_samples_is_without_this_check():
     functions = inspect.getmembers(fits, lambda one: inspect.isfunction(one) and one.__module__ == fits.__name__)
-    assert {name for name, _ in functions if not name.startswith("_")} - OTHERS == set(ESTIMATES)
+    assert {name for name, _ in functions if not name.startswith("_")} - set(OTHERS.split()) == set(ESTIMATES)
 
 
 def test_the_range_of_a_few_files_is_that_of_each_of_them():
     found = fits.mean_resampled(of_files(3).query("variant == 'stock' and layer == 2"), "value")
     assert (found.low, found.high) == (2.0, 6.0)
+
+
+HAZARD = 0.05
+
+
+@pytest.fixture(scope="module")
+def watched():
+    generator = np.random.default_rng(1)
+    parts, ends = generator.geometric(HAZARD, 3000), generator.integers(1, 60, 3000)
+    return np.minimum(parts, ends), parts <= ends
+
+
+@pytest.mark.parametrize("step", [5, 20, 40])
+def test_a_known_hazard_lies_in_the_interval(watched, step):
+    found = survival.still_together(*watched, step)
+    assert found.low < (1 - HAZARD) ** step < found.high
+    assert found.low < found.value < found.high
+
+
+def test_control_leaving_out_the_censored_ones_would_miss_it(watched):
+    steps, parted = watched
+    assert survival.still_together(steps[parted], parted[parted], 20).high < (1 - HAZARD) ** 20
+
+
+def test_a_small_example_by_hand():
+    found = [survival.still_together([1, 2, 2, 3, 4], [1, 1, 0, 0, 1], step).value for step in (0, 1, 2, 3, 4)]
+    # 5 at risk at 1, 4 at 2, 1 at 4.
+    assert found == pytest.approx([1, 4 / 5, 3 / 5, 3 / 5, 0])
+
+
+@pytest.mark.parametrize("n", [3, 60])
+def test_none_and_all_have_one_two_sided_interval_in_a_curve_as_in_a_share(n):
+    together, apart = fits.wilson(1.0, n), fits.wilson(0.0, n)
+    assert survival.still_together([9] * n, [0] * n, 9) == survival.still_together([5] * n, [1] * n, 4) == together
+    assert survival.still_together([5] * n, [1] * n, 5) == apart
+    assert 1 - together.low == pytest.approx(apart.high)

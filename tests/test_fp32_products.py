@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch
 from kvbook import fingerprint, native
 from kvbook.exact import fp32_products, rows, verify
 from kvbook.exact.kernels import base
+from kvbook.runs import threads
 
 
 @pytest.fixture
@@ -34,16 +35,16 @@ def operands(rows, inner, columns):
 
 
 LAYOUTS = {
-    "a layer's weight": lambda weight: weight,
-    "columns side by side": lambda weight: weight.contiguous(),
+    "a layer's weight": lambda weight: weight, "columns side by side": lambda weight: weight.contiguous(),
     "every second column": lambda weight: torch.stack([weight, weight], 2).flatten(1)[:, ::2],
 }
 
 
 # In each shape of a tile with and without a rest; the last one's rows fill the cache.
-@pytest.mark.parametrize(
-    ("n", "inner", "columns"), [*itertools.product((37,), (1, 15, 16, 1500), (1, 7, 300)), (300, 1536, 20)]
-)
+SIZES = [*itertools.product((37,), (1, 15, 16, 1500), (1, 7, 300)), (300, 1536, 20)]
+
+
+@pytest.mark.parametrize(("n", "inner", "columns"), SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_has_equal_bits_among_any_rows_columns_and_threads_and_in_any_layout(times, layout, n, inner, columns):
     (x, weight), bias = operands(n, inner, columns), torch.randn(columns)
@@ -54,20 +55,10 @@ def test_a_row_has_equal_bits_among_any_rows_columns_and_threads_and_in_any_layo
     for rows_at_once in (1, 2, 5, 37):
         assert torch.equal(torch.cat([times(part, matrix, None) for part in x.split(rows_at_once)]), whole)
     assert torch.equal(times(x, matrix[:, : columns // 2 + 1], None), whole[:, : columns // 2 + 1])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with threads.using(3):
         assert torch.equal(times(x, matrix, None), whole)
-    finally:
-        torch.set_num_threads(before)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(times(x, weight, None))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(each, whole) for each in found)
-    assert len(found) == 3
+    with ThreadPoolExecutor(3) as pool:
+        assert all(torch.equal(each, whole) for each in pool.map(times, [x] * 3, [weight] * 3, [None] * 3))
 
 
 def test_it_is_the_sum_that_its_source_says(times):
@@ -83,17 +74,12 @@ def test_it_is_the_sum_that_its_source_says(times):
     assert times(x, weight, None).item() == lanes[0]
 
 
-@pytest.mark.parametrize(
-    ("x", "weight", "bias", "dtypes", "said"),
-    [
-        ((2, 48), (96, 8), None, (4, 4, 4), "cannot be multiplied"),
-        ((2, 96), (96, 8), (4,), (4, 4, 4), "cannot be multiplied"),
-        ((2, 96), (96, 8), (8, 1), (4, 4, 4), "cannot be multiplied"),
-        ((2, 16), (16, 8), (8,), (2, 4, 4), "same dtype"),
-        ((2, 16), (16, 8), (8,), (4, 2, 4), "same dtype"),
-        ((2, 16), (16, 8), (8,), (4, 4, 2), "same dtype"),
-    ],
-)
+@pytest.mark.parametrize(("x", "weight", "bias", "dtypes", "said"), [
+    ((2, 48), (96, 8), None, (4, 4, 4), "cannot be multiplied"),
+    ((2, 96), (96, 8), (4,), (4, 4, 4), "cannot be multiplied"),
+    ((2, 96), (96, 8), (8, 1), (4, 4, 4), "cannot be multiplied"), ((2, 16), (16, 8), (8,), (2, 4, 4), "same dtype"),
+    ((2, 16), (16, 8), (8,), (4, 2, 4), "same dtype"), ((2, 16), (16, 8), (8,), (4, 4, 2), "same dtype"),
+])
 def test_what_does_not_fit_is_refused_before_any_memory_is_read(times, x, weight, bias, dtypes, said):
     of = {2: torch.bfloat16, 4: torch.float32}
     shapes = zip((x, weight, bias), dtypes, strict=True)
@@ -113,12 +99,6 @@ def test_its_error_is_below_that_of_one_sum(times, inner):
     assert ours < 0.5 * in_turn
 
 
-@pytest.fixture
-def slow(monkeypatch):
-    """Let this be a processor without products in 16 bits."""
-    monkeypatch.setattr(fp32_products, "slow_in_16_bits", lambda dtype: True)
-
-
 NARROW = [torch.bfloat16, torch.float16]
 
 
@@ -135,9 +115,9 @@ def test_a_matrix_in_16_bits_gives_the_sums_of_its_copy_in_32_rounded_once(times
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_where_16_bits_are_slow_a_model_has_equal_bits_by_this_kernel_however_it_is_fed(
-    slow, llama, ids, dtype, monkeypatch
-):
+def test_where_16_bits_are_slow_a_model_has_equal_bits_by_this_kernel_however_it_is_fed(llama, ids, dtype, monkeypatch):
+    # A processor without products in 16 bits.
+    monkeypatch.setattr(fp32_products, "slow_in_16_bits", lambda dtype: True)
     used, kernel = set(), fp32_products.kernel
     monkeypatch.setattr(fp32_products, "kernel", lambda wanted: used.add(wanted) or kernel(wanted))
     assert all(found.equal_rows == found.rows for found in verify(copy.deepcopy(llama).to(dtype), ids))

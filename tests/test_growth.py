@@ -1,12 +1,18 @@
 """`kvbook bench --growth`: every piece can be measured, exponents fit the times, and work grows in proportion."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
-from kvbook import paths
-from kvreport.benchmarks import growing, growth, results
+from kvbook import progress
+from kvbook.measuring import memory
+from kvbook.models import corpus
+from kvbook.runs import records
+from kvreport.benchmarks import budget, growing, growth, results
 from kvreport.site import speed
 
 SIZES = (10, 100, 1000)
@@ -47,16 +53,14 @@ def test_larger_work_is_extrapolated_by_the_steepest_exponent_and_never_by_less_
 
 
 @pytest.mark.parametrize("number", range(len(growth.PIECES)))
-def test_each_piece_does_its_work_and_is_measured(number, monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
+def test_each_piece_does_its_work_and_is_measured(number, runs):
     size = 10 if growth.PIECES[number].counts in ("tokens a text", "tokens") else 2
     found = growth.measured(number, size)
     assert 0 < found["n_bytes_before"] <= found["n_bytes"]
     assert found["seconds"] > 0
 
 
-def test_an_interrupted_measurement_goes_on_after_its_last_piece(monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
+def test_an_interrupted_measurement_goes_on_after_its_last_piece(runs, monkeypatch):
     asked, measured = growth.GrowthSettings.checked(n_repeats=1, largest=100), []
 
     def done(number, size):
@@ -85,3 +89,63 @@ def test_nothing_grows_faster_than_in_proportion_to_its_rows():
 def test_a_page_says_where_growth_was_not_measured(monkeypatch):
     monkeypatch.setattr(results, "latest", lambda _: {})
     assert "has not been measured" in speed.growth()
+
+
+def peak(n_samples: int, accumulates: bool = False) -> int:
+    """Measure the memory of every experiment's frame with a model that takes none: samples, a row a layer, progress."""
+    kept = []
+
+    def tokenizer(text, verbose=True):
+        return {"input_ids": list(text.encode())}
+
+    def measure(writer):
+        for sample in progress.track(corpus.samples("stdlib", tokenizer, n_samples, 16), n_samples, "sample"):
+            about = {"model": "llama", "dtype": "float32", "sample": sample.index, "source": sample.source}
+            rows = [about | {"layer": layer, "max_abs": 1e-6 * layer, "rms": 1e-7} for layer in range(14)]
+            writer.append(str(sample.index), rows)
+            kept.extend(rows if accumulates else ())
+
+    made_of = {"n_samples": n_samples, "accumulates": accumulates}
+    run, n_bytes = memory.peak(lambda: records.run("scale", made_of, measure), torch.device("cpu"))
+    assert run.about["rows"] == 14 * n_samples
+    return n_bytes
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_samples_and_control_kept_rows_would_show(runs):
+    few = peak(100)
+    assert peak(10_000) - few < 20e6 < peak(10_000, accumulates=True) - few
+
+
+# A step's budget: every millisecond is counted once, to the innermost part that ran.
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Replace the clock by one that modules move on."""
+    made = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(budget.time, "perf_counter", lambda: made.now)
+    return made
+
+
+class Takes(nn.Module):
+    """Takes some seconds of its own, then runs what is inside."""
+
+    def __init__(self, clock, seconds, inside=None):
+        super().__init__()
+        self.clock, self.seconds, self.inside = clock, seconds, inside
+
+    def forward(self, x):
+        self.clock.now += self.seconds
+        return x if self.inside is None else self.inside(x)
+
+
+SlowLinear, SlowAttention, Odd = (type(name, (Takes,), {}) for name in ("SlowLinear", "SlowAttention", "Odd"))
+
+
+def test_each_part_has_its_own_time_and_together_they_are_the_step(clock):
+    model = Takes(clock, 1, Odd(clock, 2, SlowAttention(clock, 4, SlowLinear(clock, 8))))
+    with budget.kept(model) as seconds:
+        model(torch.zeros(1))
+        model(torch.zeros(1))
+    model(torch.zeros(1))
+    assert seconds == {"products": 16, "attention besides its products": 8, "the rest": 6}

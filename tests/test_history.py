@@ -1,12 +1,15 @@
 """The atlas through the releases: marks, how long faults lived, and which dated faults were found."""
 
 import gzip
+import json
 
 import history as gathering
 import pytest
 
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS
+from kvbook.diagnosis import check, known
+from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.exact import switch
 from kvreport.site import history
@@ -191,10 +194,8 @@ def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
     assert history.TRIED == switch.TRIED
 
 
-CAUSE = {
-    "cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"], "threads": [],
-    "by": "run",
-}
+CAUSE = {"cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"],
+         "threads": [], "by": "run"}
 
 
 def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():
@@ -204,13 +205,17 @@ def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():
     assert left == ["llama on batch (5.1.0 to 5.1.0)"]
 
 
-def test_each_cause_that_is_written_down_fits_a_recorded_cell_and_says_how_it_was_found():
+def test_each_cause_written_down_fits_a_recorded_cell_and_no_other_architecture_or_path_and_says_how_it_was_found():
     known, rows = history.causes(), history.read()
     cells = [(one, path) for one in rows for path in PATHS if one[path] in (table.BUG, history.MISFED)]
     fitted = {id(history.cause_of(*cell, known)) for cell in cells}
     assert {one["cause"] for one in known if id(one) not in fitted} == set()
     assert all(one["by"] in ("thread", "source", "run", "report") for one in known)
     assert all(one["threads"] for one in known if one["by"] == "thread")
+    # Control.
+    (wrong,) = [row("5.0.0", chunks=table.BUG)]
+    assert history.cause_of(wrong, "chunks", [CAUSE | {"architectures": ["opt"]}]) is None
+    assert history.cause_of(wrong, "chunks", [CAUSE | {"paths": ["batch"]}]) is None
 
 
 def test_a_cell_that_the_atlas_feeds_otherwise_than_meant_is_not_counted_as_wrong():
@@ -220,13 +225,29 @@ def test_a_cell_that_the_atlas_feeds_otherwise_than_meant_is_not_counted_as_wron
     assert not any(path in history.wrong(one) for one, path in cells)
 
 
-def test_control_a_cause_of_another_architecture_or_path_explains_nothing():
-    (wrong,) = [row("5.0.0", chunks=table.BUG)]
-    assert history.cause_of(wrong, "chunks", [CAUSE | {"architectures": ["opt"]}]) is None
-    assert history.cause_of(wrong, "chunks", [CAUSE | {"paths": ["batch"]}]) is None
-
-
 def test_each_dated_fault_that_is_missed_says_why_and_no_other_does():
     rows = history.read()
     missed = [fault for fault in history.dated() if history.recall(fault, rows).startswith("missed")]
     assert [fault for fault in history.dated() if "why" in fault] == missed
+
+
+# What the check knows of faults from this history.
+
+def test_a_model_that_takes_cache_params_is_judged_and_its_known_fault_alone_has_a_cause_and_a_remedy(mamba_folder):
+    found = check.check(CheckSettings.checked(model=str(mamba_folder), n_samples=1))
+    assert {path.path: path.verdict for path in found.paths} == {"token by token": "rounding", "in two parts": "bug"}
+    assert found.cause.startswith("known of mamba: the selective scan takes no initial state, so a second chunk")
+    assert found.remedy == "feed the prompt in one call, and single tokens after it"
+    # Control: another class, or another path too.
+    assert known.fault("mamba", {"in two parts"}, "5.23.0")
+    assert known.fault("mamba", {"in two parts", "token by token"}, "5.23.0") is None
+    assert known.fault("llama", {"in two parts"}, "5.23.0") is None
+
+
+def test_a_release_before_the_mend_is_told_to_update_and_one_after_it_is_not_excused():
+    assert known.fault("mamba2", {"in two parts"}, "5.5.4").remedy.endswith("or use transformers 5.13.1 or newer")
+    assert known.fault("mamba2", {"in two parts"}, "5.13.1") is None
+
+
+def test_what_the_check_knows_is_what_the_recorded_history_says():
+    assert json.loads(known.FILE.read_text()) == history.known(history.read())

@@ -13,8 +13,6 @@ from kvbook import paths
 
 EXAMPLES = sorted((paths.ROOT / "examples/howto").glob("*.py"))
 PAGES = sorted((paths.ROOT / "pages/howto").glob("*.md"))
-# Those that show what only this package has.
-ABOUT_IT = {"bit_reproducible", "trainer_and_rollout"}
 
 
 @pytest.fixture(scope="module", params=[PLAIN, MIXTURE, NO_PAD])
@@ -27,7 +25,6 @@ def masked(text: str) -> list[str]:
     return [re.sub(r"\b[\d,]+(?= bytes)|\b\d+(?= of| ids| positions|,| at)", "#", line) for line in text.splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_on_a_stand_in_what_its_page_shows(example, checkpoint, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [example.name, checkpoint])
@@ -43,7 +40,8 @@ def test_an_example_is_short_and_names_nothing_of_this_book_but_what_it_is_about
     lines = map(str.strip, example.read_text("utf-8").splitlines())
     code = [line for line in lines if line and not line.startswith("#")]
     assert len(code) <= 34
-    assert not any("kvbook" in line for line in code) or example.stem in ABOUT_IT
+    # But for those that show what only this package has.
+    assert not any("kvbook" in line for line in code) or example.stem in ("bit_reproducible", "trainer_and_rollout")
 
 
 def test_every_example_has_a_page_and_every_page_an_example():
@@ -53,7 +51,6 @@ def test_every_example_has_a_page_and_every_page_an_example():
     assert len(PAGES) - 1 == len(EXAMPLES) == 9
 
 
-@pytest.mark.slow
 def test_control_an_example_that_breaks_its_rule_prints_something_else(checkpoint, monkeypatch, capsys, tmp_path):
     code = (paths.ROOT / "examples/howto/past_the_window.py").read_text("utf-8")
     wrong = tmp_path / "past_the_window.py"

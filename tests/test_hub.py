@@ -46,12 +46,8 @@ def hub_ids(family_folders):
 
 
 @pytest.fixture(scope="module")
-def marker(tmp_path_factory):
-    return tmp_path_factory.mktemp("marker") / "code-of-the-repository-ran"
-
-
-@pytest.fixture(scope="module")
-def server(family_folders, hub_ids, marker, tmp_path_factory):
+def server(family_folders, hub_ids, tmp_path_factory):
+    marker = tmp_path_factory.mktemp("marker") / "code-of-the-repository-ran"
     some = {
         name: shutil.copytree(family_folders["gpt2"], tmp_path_factory.mktemp("some") / name)
         for name in ("pickles", "corrupt", "wordless", "shapeless", "code", "half-cached", "uncached")
@@ -69,13 +65,9 @@ def server(family_folders, hub_ids, marker, tmp_path_factory):
         {hub_ids[family]: folder for family, folder in family_folders.items()}
         | {f"some/{name}": folder for name, folder in some.items()}
     )
+    hub.marker, hub.home = marker, tmp_path_factory.mktemp("hf-home")
     yield hub
     hub.shutdown()
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("hf-home")
 
 
 def ask(requests, home, endpoint, **environment):
@@ -105,11 +97,11 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def online(server, home, family_folders):
+def online(server, family_folders):
     """Return answers and requests of a process without a token and with an empty cache."""
     requests = [{"model": family, "weights": "hub"} for family in family_folders]
     requests += [{"model": name} for name in BAD] + [{"model": "some/half-cached", "identify_only": True}]
-    return ask(requests, home, server.address), list(server.requests)
+    return ask(requests, server.home, server.address), list(server.requests)
 
 
 def test_every_family_comes_from_the_hub_with_its_weights_and_its_commit(online, family_folders, bpe):
@@ -127,11 +119,11 @@ def test_what_cannot_be_loaded_is_said_in_one_line(online, name):
     assert "\n" not in error
 
 
-def test_neither_pickles_nor_code_nor_a_conversion_of_pickles_is_asked_for(online, marker):
+def test_neither_pickles_nor_code_nor_a_conversion_of_pickles_is_asked_for(online, server):
     asked = [request["path"] for request in online[1]]
     assert any(path.endswith("model.safetensors") for path in asked)
     assert not [path for path in asked if path.endswith((".bin", ".py", "/discussions")) or "commits" in path]
-    assert not marker.exists()
+    assert not server.marker.exists()
 
 
 def test_weights_and_tokenizer_are_fetched_at_the_commit_that_is_recorded(online, hub_ids):
@@ -154,12 +146,12 @@ def test_the_token_is_sent_where_there_is_one_and_only_there(online, server, hub
 
 
 @pytest.mark.parametrize("how", ["offline mode", "no network"])
-def test_without_a_network_the_cache_serves_what_it_holds_and_the_rest_is_one_line(online, server, home, hub_ids, how):
+def test_without_a_network_the_cache_serves_what_it_holds_and_the_rest_is_one_line(online, server, hub_ids, how):
     before = len(server.requests)
     # Nothing listens on port 9, the port for what is to be thrown away.
     endpoint, mode = (server.address, {"HF_HUB_OFFLINE": "1"}) if how == "offline mode" else ("http://127.0.0.1:9", {})
     wanted = [hub_ids["mpt"], "some/half-cached", "some/uncached"]
-    answers = ask([{"model": name} for name in wanted], home, endpoint, **mode)
+    answers = ask([{"model": name} for name in wanted], server.home, endpoint, **mode)
     assert answers[hub_ids["mpt"]] | {"model": "mpt"} == online[0]["mpt"]
     for name in wanted[1:]:
         assert answers[name]["error"].startswith(f"{name} is not in the local cache and the hub cannot be reached")

@@ -154,18 +154,15 @@ def test_every_module_imports_only_from_those_above_it_and_the_library_never_the
     assert not [name for name, source in library.items() if re.search(r"(import|from) kvreport", source)]
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "n_faults"),
-    [
-        ("kvbook.measuring.full_and_split", "from kvbook.runs import records", 2),
-        ("kvbook.measuring.full_and_split", "from kvreport.publishing.page import Page", 1),
-        ("kvbook.paths", "def later():\n    import kvreport.site.overlay\n", 1),
-        ("kvreport.publishing.page", "from ..site import overlay", 2),
-        ("kvreport.chapters.layer_drift.tables", "from kvreport.chapters.models import tables", 2),
-        ("kvbook.helpers", "", 1),
-        ("kvbook.runs.records", "from kvbook import fingerprint, paths", 0),
-    ],
-)
+@pytest.mark.parametrize(("module", "source", "n_faults"), [
+    ("kvbook.measuring.full_and_split", "from kvbook.runs import records", 2),
+    ("kvbook.measuring.full_and_split", "from kvreport.publishing.page import Page", 1),
+    ("kvbook.paths", "def later():\n    import kvreport.site.overlay\n", 1),
+    ("kvreport.publishing.page", "from ..site import overlay", 2),
+    ("kvreport.chapters.layer_drift.tables", "from kvreport.chapters.models import tables", 2),
+    ("kvbook.helpers", "", 1),
+    ("kvbook.runs.records", "from kvbook import fingerprint, paths", 0),
+])
 def test_control_an_import_against_the_flow_is_found_and_one_with_it_is_no_fault(module, source, n_faults):
     assert len(against_the_flow({module: source})) == n_faults
 

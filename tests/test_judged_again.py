@@ -33,15 +33,13 @@ def copy(tmp_path, monkeypatch):
     return file
 
 
-def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_stays_as_it_is(
-    copy, monkeypatch, tmp_path
-):
+def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_stays_as_it_is(copy, monkeypatch):
     before = copy.read_bytes()
     table, other = (item for item, _ in published.items(published.read(copy)))
     assert table["csv"] == TODAY
     assert table["files"] == {"csv": hashlib.sha256(TODAY.encode()).hexdigest()}
     assert other["csv"] == "a\n1\n"
-    folders = SimpleNamespace(figures=tmp_path / "figures")
+    folders = SimpleNamespace(figures=copy.parents[1] / "figures")
     chapter = SimpleNamespace(executed=copy, source=copy, stem="01_one", folders=folders)
     assert [(row["verdict"], row["document"]) for row in ledger.verdicts([chapter])] == [("refuted", "some-thread")]
     monkeypatch.setattr(citation, "of_published", lambda item, book: item.name)

@@ -8,11 +8,11 @@ from planted import changed, on, published, run_of, with_rows, with_runs
 
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
+from kvbook.models import corpus, loading
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
 from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import found as found_in
-from kvreport.publishing.found import Found
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,6 @@ def test_rows_hold_every_sample_layer_and_dtype_once(results):
 
 
 def test_rows_are_what_the_passes_give(results, settings, llama, bpe):
-    from kvbook.models import corpus, loading
-
     loaded = loading.load(settings.model)
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens))
     ids = torch.tensor([sample.ids])
@@ -51,19 +49,13 @@ def test_means_equal_an_average_written_out(results):
     assert found["low"] <= found["max_abs"] <= found["high"]
 
 
-def test_the_posted_loop_feeds_the_whole_sequence_again(results):
+def test_the_posted_loop_feeds_the_whole_sequence_again_and_the_right_one_grows_by_one_to_uncached_tokens(results):
     rows = results["greedy_paths"].query("model == 'small-llama' and dtype == 'float32'")
-    found = rows[rows["method"] == "cache, as posted"].sort_values("step")["cache_length"].tolist()
-    prompt = found[0]
-    assert found == [sum(prompt + k for k in range(step + 1)) for step in range(len(found))]
-    assert len(found) < 10, "a context of 64 ends the posted loop early"
-
-
-def test_the_right_loop_grows_by_one_and_gives_the_uncached_tokens_in_fp32(results):
-    rows = results["greedy_paths"].query("model == 'small-llama' and dtype == 'float32'")
-    right = rows[rows["method"] == "cache, last token"].sort_values("step")
-    uncached = rows[rows["method"] == UNCACHED].sort_values("step")
-    generated = rows[rows["method"] == GENERATE].sort_values("step")
+    by_method = {name: part.sort_values("step") for name, part in rows.groupby("method")}
+    posted = by_method["cache, as posted"]["cache_length"].tolist()
+    assert posted == [sum(posted[0] + k for k in range(step + 1)) for step in range(len(posted))]
+    assert len(posted) < 10, "a context of 64 ends the posted loop early"
+    right, uncached, generated = (by_method[name] for name in ("cache, last token", UNCACHED, GENERATE))
     assert right["token"].tolist() == uncached["token"].tolist() == generated["token"].tolist()
     assert right["cache_length"].diff().dropna().eq(1).all()
 
@@ -110,11 +102,10 @@ def test_position_ids_that_mend_the_loop_and_scatter_that_hides_an_effect_are_to
     assert measures.CHECKS["most-mitigations-idle"](with_rows(book, mitigations=wide)).verdict == "undecided"
 
 
-@pytest.mark.parametrize(
-    ("device", "seconds", "verdict"),
-    [("cpu", 9, "not run"), ("cuda", 9, "reproduced on another real model"),
-     ("cuda", 1, "refuted on another real model")],
-)
+@pytest.mark.parametrize(("device", "seconds", "verdict"), [
+    ("cpu", 9, "not run"), ("cuda", 9, "reproduced on another real model"),
+    ("cuda", 1, "refuted on another real model"),
+])
 def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(book, device, seconds, verdict):
     cost = dict.fromkeys(("full_s", "decode_s"), f"1 + ({seconds} - 1) * ({UPCASTS})")
     less = {"logits_relative_rms": f"1 / (1 + ({UPCASTS}))"}
@@ -123,7 +114,7 @@ def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(book, device, seconds, ve
 
 
 def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_one(book):
-    def said(found: Found):
+    def said(found: found_in.Found):
         return measures.CHECKS["drift-everywhere"](found)
 
     def of_six_models(rows: pd.DataFrame) -> pd.DataFrame:
@@ -167,20 +158,17 @@ OF_THEIR_SIZE = {"weights": "local", "parameters": 6_738_546_688}
 REAL = [{"weights": weights} for weights in ("package", "gguf", "local", "hub")]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "verdict"),
-    [
-        (THEIRS, THEIRS, "reproduced"), (THEIRS, {"weights": "stand-in"}, "reproduced in kind"),
-        (TOY, TOY, "reproduced in kind"),
-        # A folder with the real checkpoint.
-        (OF_THEIR_SIZE, OF_THEIR_SIZE, "reproduced"),
-        *((ANOTHER | of, ANOTHER | of, "reproduced on another real model") for of in REAL),
-        (THEIRS, ANOTHER | {"weights": "hub"}, "reproduced on another real model"),
-        # A toy in the same kind of file, and a stand-in beside the real model.
-        (ANOTHER | {"weights": "gguf", "parameters": 2_800_000}, THEIRS, "reproduced in kind"),
-        (ANOTHER | {"weights": "gguf"}, {"weights": "stand-in"}, "reproduced in kind"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "verdict"), [
+    (THEIRS, THEIRS, "reproduced"), (THEIRS, {"weights": "stand-in"}, "reproduced in kind"),
+    (TOY, TOY, "reproduced in kind"),
+    # A folder with the real checkpoint.
+    (OF_THEIR_SIZE, OF_THEIR_SIZE, "reproduced"),
+    *((ANOTHER | of, ANOTHER | of, "reproduced on another real model") for of in REAL),
+    (THEIRS, ANOTHER | {"weights": "hub"}, "reproduced on another real model"),
+    # A toy in the same kind of file, and a stand-in beside the real model.
+    (ANOTHER | {"weights": "gguf", "parameters": 2_800_000}, THEIRS, "reproduced in kind"),
+    (ANOTHER | {"weights": "gguf"}, {"weights": "stand-in"}, "reproduced in kind"),
+])
 def test_a_claim_is_judged_by_whose_weights_its_models_have(book, first, second, verdict):
     run = book.runs["layer_drift"]
     models = [run.about["models"][0] | of for of in (first, second)]
@@ -188,7 +176,7 @@ def test_a_claim_is_judged_by_whose_weights_its_models_have(book, first, second,
     assert measures.CHECKS["coarser-is-worse"](found).verdict == verdict
 
 
-def of_greedy(rows: pd.DataFrame) -> Found:
+def of_greedy(rows: pd.DataFrame) -> found_in.Found:
     return found_in.of_runs("layer_drift", {"greedy_paths": run_of(rows)})
 
 

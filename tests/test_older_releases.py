@@ -4,18 +4,20 @@ The environment is made once from the package index, some 20 MB, and kept in `_b
 """
 
 import json
+import re
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+from refusing import refusal
 
-from kvbook import paths, releases
+from kvbook import bisection, paths, releases
 from kvbook.exact import TRIED, NotInvariant, row_invariant, switch
 from kvbook.runs import evidence, records
 
 RELEASE = "4.57.6"
-# Long enough for a download of 20 MB on a slow line.
-SECONDS = 300
 
 SCRIPT = """
 import json, sys
@@ -62,14 +64,14 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def seen():
     made = releases.environment(RELEASE, paths.BUILD / "releases")
+    # Long enough for a download of 20 MB on a slow line.
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=releases.variables(made), capture_output=True, text=True, timeout=SECONDS
+        [sys.executable, "-c", SCRIPT], env=releases.variables(made), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_an_older_release_is_checked_on_every_path(seen):
     assert seen["release"] == seen["used"] == RELEASE
     assert seen["verdict"] == "rounding"
@@ -81,13 +83,11 @@ def test_an_older_release_is_checked_on_every_path(seen):
     assert set(seen["paths"].values()) <= {"exact", "rounding", "not supported"}
 
 
-@pytest.mark.slow
 def test_an_older_release_has_the_assertion_and_the_check_of_a_loop(seen):
     assert seen["loop"] == "exact"
     assert "cached and full pass differ" in seen["assertion"], "the control: attention that depends on a part's length"
 
 
-@pytest.mark.slow
 def test_the_switch_refuses_an_older_release_by_name(seen):
     assert f"never tried on transformers {RELEASE}" in seen["refused"]
 
@@ -107,3 +107,186 @@ def test_the_switch_refuses_a_release_that_was_never_tried(monkeypatch):
             pass
     with row_invariant():
         pass
+
+
+# Their environments.
+
+def _pip(tmp_path, monkeypatch, requires):
+    """Let installing write a package that requires something; return what was asked for, one list a time."""
+    asked = []
+
+    def install(wanted, folder):
+        asked.append(wanted)
+        name = wanted[0].split("==")[0].split("<")[0]
+        made = folder / f"{name}-1.0.dist-info"
+        made.mkdir(parents=True)
+        lines = [f"Requires-Dist: {line}" for line in requires.get(name, ())]
+        (made / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *lines]))
+
+    monkeypatch.setattr(releases, "_install", install)
+    return asked
+
+
+def test_an_environment_takes_only_what_the_running_one_does_not_satisfy(tmp_path, monkeypatch):
+    held = metadata.version("numpy")
+    requires = {"transformers": [f"numpy=={held}", "tokenizers==1.0", "torch==1.0; extra == 'torch'"]}
+    asked = _pip(tmp_path, monkeypatch, requires)
+    releases.environment("5.5.4", tmp_path)
+    assert asked == [["transformers==5.5.4"], ["tokenizers==1.0"]]
+
+
+def test_an_environment_is_made_once(tmp_path, monkeypatch):
+    asked = _pip(tmp_path, monkeypatch, {})
+    assert releases.environment("5.5.4", tmp_path) == releases.environment("5.5.4", tmp_path)
+    assert asked == [["transformers==5.5.4"]]
+
+
+def test_an_installation_that_fails_leaves_nothing_and_says_so_in_one_line(tmp_path, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "warning\nERROR: No matching distribution found\n")
+    monkeypatch.setattr(releases.subprocess, "run", lambda *_, **__: failed)
+    said = refusal(releases.environment, "5.99.0", tmp_path)
+    assert said.startswith("cannot install transformers==5.99.0: ERROR: No matching")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("asked", ["latest", "5", "../elsewhere", "5.5.4; rm"])
+def test_what_is_no_release_and_no_checkout_is_refused(asked, tmp_path):
+    assert "neither a release" in refusal(releases.environment, asked, tmp_path)
+
+
+def test_a_checkout_with_uncommitted_changes_is_refused(tmp_path):
+    checkout = tmp_path / "checkout"
+    (checkout / "src" / "transformers").mkdir(parents=True)
+    subprocess.run(["git", "-C", str(checkout), "init", "-q"], check=True)
+    assert "commit" in refusal(lambda: releases.environment(str(checkout), tmp_path))
+
+
+def test_a_release_is_found_before_the_running_one(tmp_path):
+    assert releases.variables(tmp_path)["PYTHONPATH"].split(":")[0] == str(tmp_path)
+
+
+@pytest.mark.parametrize(("options", "status", "stays"), [([], 0, False), (["--keep"], 0, True), ([], 130, True)])
+def test_the_atlas_removes_an_environment_when_done_unless_it_is_kept(
+    options, status, stays, tmp_path, monkeypatch, kvbook_here
+):
+    made = tmp_path / "made"
+    made.mkdir()
+    monkeypatch.setattr(releases, "environment", lambda *_: made)
+    monkeypatch.setattr(releases, "run", lambda *_: status)
+    assert kvbook_here("atlas", "--transformers", "5.5.4", *options).returncode == status
+    assert made.exists() == stays
+
+
+@pytest.mark.slow
+def test_a_release_that_cannot_be_imported_is_one_line(tmp_path):
+    (tmp_path / "transformers.py").write_text("raise ImportError('too old')")
+    assert "cannot be imported here: ImportError: too old" in refusal(releases.run, tmp_path, ["atlas"])
+
+
+# A fault's first and last release, and its first commit, are found by few trials.
+
+POINTS = [f"5.{minor}.0" for minor in range(12)]
+
+
+def at_fault(*minors):
+    """Return an outcome that is wrong in these minor releases, and the list of what was asked."""
+    asked = []
+
+    def outcome(release):
+        asked.append(release)
+        return "bug" if int(release.split(".")[1]) in minors else "rounding"
+
+    return outcome, asked
+
+
+@pytest.mark.parametrize(("minors", "found"), [
+    (range(3, 8), ("5.2.0", "5.3.0", "5.7.0", "5.8.0")), (range(5), (None, "5.0.0", "5.4.0", "5.5.0")),
+    (range(9, 12), ("5.8.0", "5.9.0", "5.11.0", None)), ([6], ("5.5.0", "5.6.0", "5.6.0", "5.7.0")),
+])
+def test_the_first_and_the_last_release_with_a_fault_are_found(minors, found):
+    assert bisection.span(POINTS, at_fault(*minors)[0]) == bisection.Span(*found)
+
+
+def test_a_release_that_is_known_to_have_it_saves_the_search_and_none_is_tried_twice():
+    outcome, asked = at_fault(6)
+    bisection.span(POINTS, outcome, "5.6.0")
+    assert asked[0] == "5.6.0"
+    assert len(asked) == len(set(asked)) < len(POINTS)
+
+
+def test_a_fault_that_no_release_has_is_refused_after_all_were_tried():
+    outcome, asked = at_fault()
+    assert re.search(r"not wrong in 5\.0\.0, .*: name a release with --has", refusal(bisection.span, POINTS, outcome))
+    assert sorted(asked) == sorted(POINTS)
+
+
+def test_a_point_that_does_not_run_is_passed_over_and_counts_neither_as_sound_nor_as_wrong():
+    def outcome(release):
+        minor = int(release.split(".")[1])
+        return "ValueError: no" if minor in (1, 2, 3, 4, 8) else "bug" if minor in (5, 6, 7) else "exact"
+
+    assert bisection.span(POINTS, outcome, "5.6.0") == bisection.Span("5.0.0", "5.5.0", "5.7.0", "5.9.0")
+
+
+def test_places_are_halved_from_the_newest_on():
+    assert bisection.halving(5) == [4, 0, 2, 1, 3]
+    assert all(sorted(bisection.halving(count)) == list(range(count)) for count in range(2, 30))
+
+
+def test_the_last_patch_of_each_minor_release_counts_from_the_oldest_that_runs():
+    versions = ["5.10.4", "5.10.2", "5.9.0", "5.1.0rc1", "4.50.3", "4.50.1", "4.49.0"]
+    assert bisection.last_patches(versions) == ["4.50.3", "5.9.0", "5.10.4"]
+
+
+def test_a_path_that_the_atlas_lacks_is_refused_with_those_it_has():
+    assert "no path 'chunk': choose one of token by token, chunks" in refusal(bisection.check_path, "chunk")
+
+
+@pytest.mark.parametrize(("row", "said"), [
+    ({"status": "ran", "causal": True, "chunks, drift": {"float64": [1.0]}}, "bug"),
+    ({"status": "ran", "causal": True, "chunks, drift": {"float64": [1e-15]}}, "rounding"),
+    ({"status": "fails", "reason": "ImportError: no"}, "ImportError: no"), (None, "not there"),
+])
+def test_a_releases_outcome_is_its_rows_and_its_environment_is_removed(row, said, tmp_path, monkeypatch):
+    def run(_made, arguments, quiet):
+        if row:
+            Path(arguments[arguments.index("--rows") + 1]).write_text(json.dumps(row) + "\n")
+
+    monkeypatch.setattr(releases, "environment", lambda *_: (tmp_path / "made").mkdir() or tmp_path / "made")
+    monkeypatch.setattr(releases, "run", run)
+    assert bisection.of_release("llama", "chunks", tmp_path)("5.0.0") == said
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A repository with two tagged releases and three commits between them, the second of which brings a fault."""
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "src" / "transformers").mkdir(parents=True)
+    for number in range(4):
+        (tmp_path / "src" / "transformers" / "cache.py").write_text(f"STATE = {number}\n")
+        git("add", "-A")
+        git("commit", "-qm", f"state {number}")
+        if number in (0, 3):
+            git("tag", f"v5.{number}.0")
+    return tmp_path
+
+
+def test_the_first_commit_with_a_fault_is_found_in_work_trees_that_are_removed(clone):
+    def outcome(tree):
+        return "bug" if (Path(tree) / "src/transformers/cache.py").read_text() >= "STATE = 2" else "rounding"
+
+    listed = bisection.commits(clone, "5.0.0", "5.3.0")
+    assert len(listed) == 4
+    found = bisection.span(listed, bisection.of_commit(clone, outcome), listed[-1])
+    assert (found.before, found.first) == (listed[1], listed[2])
+    trees = subprocess.run(["git", "-C", str(clone), "worktree", "list"], capture_output=True, text=True).stdout
+    assert len(trees.splitlines()) == 1
+
+
+def test_a_release_whose_tag_a_clone_lacks_is_one_line(clone):
+    assert "git cannot rev-parse in" in refusal(bisection.commits, clone, "5.1.0", "5.3.0")

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusing import refusal
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from kvbook import native
-from kvbook.errors import UserError
 from kvbook.measuring import one_call
+from kvbook.runs import threads
 from kvreport.chapters.static_cache import one_call as beside
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
@@ -54,15 +55,11 @@ def share_of_equal(model, count=24):
     return (logits.argmax(-1) == torch.tensor(ours)).float().mean().item()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_writes_the_stock_models_tokens(shape, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+def test_it_writes_the_stock_models_tokens(shape, count):
+    with threads.using(count):
         assert share_of_equal(build(**SHAPES[shape])) >= 0.9
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_it_leaves_numbers_below_the_smallest_normal_one_as_they_are():
@@ -95,15 +92,13 @@ def qwen2():
     lambda: build(hidden_size=40, num_attention_heads=5),
 ])
 def test_a_model_that_it_is_not_written_for_is_refused(make):
-    with pytest.raises(UserError, match="models of Llama's build in bf16"):
-        one_call.OneCall(make(), 8)
+    assert "models of Llama's build in bf16" in refusal(lambda: one_call.OneCall(make(), 8))
 
 
 def test_without_a_compiler_it_is_refused_and_the_experiment_left_out(monkeypatch):
     assert beside.inputs(StaticCacheSettings())
     monkeypatch.setenv("CXX", "")
-    with pytest.raises(UserError, match="takes a compiler"):
-        one_call.OneCall(build(), 8)
+    assert "takes a compiler" in refusal(lambda: one_call.OneCall(build(), 8))
     assert beside.inputs(StaticCacheSettings()) is None
     assert native.compiler() is None
 

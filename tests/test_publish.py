@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from refusing import refusal
 
 from kvbook import paths
-from kvbook.errors import UserError
 from kvbook.runs.records import Run
 from kvreport.publishing import BOOK_VARIABLE, style
 from kvreport.publishing import page as publish
@@ -40,12 +40,6 @@ def fig():
         ax.legend()
         yield fig
     plt.close(fig)
-
-
-def refusal(call, *arguments, **named) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*arguments, **named)
-    return str(caught.value)
 
 
 # Figures
@@ -181,16 +175,13 @@ def made_run(folder, settings=(), **columns):
     return run
 
 
-@pytest.mark.parametrize(
-    ("columns", "settings", "units", "dtypes"),
-    [
-        # Samples of one file are no further units.
-        ({"sample": [1, 2, 3], "source": ["a", "a", "b"], "dtype": ["float32"] * 3}, {}, [2, "texts"], ["float32"]),
-        ({"repeat": [0, 1]}, {"dtype": "bfloat16"}, [2, "repeats"], ["bfloat16"]),
-        ({"rows": [1]}, {"dtypes": ["float16", "float64"]}, None, ["float16", "float64"]),
-        ({}, {}, None, []),
-    ],
-)
+@pytest.mark.parametrize(("columns", "settings", "units", "dtypes"), [
+    # Samples of one file are no further units.
+    ({"sample": [1, 2, 3], "source": ["a", "a", "b"], "dtype": ["float32"] * 3}, {}, [2, "texts"], ["float32"]),
+    ({"repeat": [0, 1]}, {"dtype": "bfloat16"}, [2, "repeats"], ["bfloat16"]),
+    ({"rows": [1]}, {"dtypes": ["float16", "float64"]}, None, ["float16", "float64"]),
+    ({}, {}, None, []),
+])
 def test_a_figure_keeps_dtypes_and_independent_units_of_its_rows(columns, settings, units, dtypes, tmp_path):
     (made,) = publish._made_by([made_run(tmp_path, settings, **columns)])["made_by"]
     assert (made.get("units"), made["dtypes"]) == (units, dtypes)

@@ -54,14 +54,17 @@ def test_classifiers_name_the_pythons_that_the_versions_workflow_tries():
     assert {"gguf", "plot", "quantization"} <= set(project["optional-dependencies"])
 
 
-def test_the_page_gives_the_address_that_the_citation_file_names(tmp_path, monkeypatch):
+def test_the_page_and_its_cells_for_colab_give_the_address_that_the_citation_file_names(tmp_path, monkeypatch):
     about = (ROOT / "CITATION.cff").read_text("utf-8")
-    (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://example.org/somebody/book.git\n")
+    (tmp_path / "CITATION.cff").write_text(f"{about}repository-code: https://github.com/somebody/book.git\n")
     monkeypatch.setattr(paths, "ROOT", tmp_path)
-    text, line = running.install(), running.install_line()
-    assert line == "```text\npip install 'kvbook @ git+https://example.org/somebody/book'\n```"
+    text, line, cells = running.install(), running.install_line(), running.colab()
+    assert "!git clone -q https://github.com/somebody/book kv-cache-book" in cells
+    assert running.ON_THE_GPU in cells
+    assert "rocket" in cells
+    assert line == "```text\npip install 'kvbook @ git+https://github.com/somebody/book'\n```"
     assert line.splitlines()[1] in text
-    assert "uvx --from 'kvbook @ git+https://example.org/somebody/book' kvbook" in text
+    assert "uvx --from 'kvbook @ git+https://github.com/somebody/book' kvbook" in text
 
 
 def test_a_book_without_an_address_is_installed_from_its_checkout(tmp_path, monkeypatch):

@@ -53,10 +53,9 @@ CASES = [(family, dtype, attention) for family in CONFIGS for dtype in ("float32
 # In fp16 they take seconds where the processor has no products of that kind; one family of each kind of attention is
 # fast.
 FAST = ("gpt2", "llama", "gpt_oss")
-EACH_CASE = pytest.mark.parametrize(
-    ("family", "dtype", "attention"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case[1] == "float16" or case[0] not in FAST)) for case in CASES],
-)
+EACH_CASE = pytest.mark.parametrize(("family", "dtype", "attention"), [
+    pytest.param(*case, marks=[pytest.mark.slow] * (case[1] == "float16" or case[0] not in FAST)) for case in CASES
+])
 # transformers' Falcon cannot put ALiBi's bias on a static cache, with or without the switch.
 NO_STATIC = ("falcon, ALiBi",)
 LENGTH = 41
@@ -151,15 +150,12 @@ def test_what_generate_scores_is_what_a_full_pass_scores(family, dtype, attentio
 def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_several(family):
     # Made so: in which dtypes and at how many rows stock models drift is the processor's affair.
     model, ids = model_of(family, "float32", "eager" if family in EAGER_ONLY else "sdpa"), text(LENGTH)
-    hook = model.get_output_embeddings().register_forward_hook(
+    otherwise = model.get_output_embeddings().register_forward_hook(
         lambda _module, _inputs, output: output * (1 + 2.0**-16 * (output.shape[1] == 1))
     )
-    try:
-        with torch.inference_mode(), row_invariant():
-            whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
-            single = in_chunks(model, ids, [2, *[1] * (LENGTH - 2)], DynamicCache(config=model.config))
-    finally:
-        hook.remove()
+    with otherwise, torch.inference_mode(), row_invariant():
+        whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
+        single = in_chunks(model, ids, [2, *[1] * (LENGTH - 2)], DynamicCache(config=model.config))
     assert not all_equal(whole, single)
     assert torch.allclose(whole[0], single[0], atol=1e-3), "equal but for rounding: what belongs together is compared"
 

@@ -1,17 +1,22 @@
-"""`kvbook scores`: what it reads, what it refuses, and what it says."""
+"""`kvbook scores`: what it reads, what it refuses, and what it says; its measures, and signatures of faults."""
 
 import json
-from types import SimpleNamespace
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
+import score_judged
 import torch
+import yaml
+from refusing import refusal
 
 import kvbook
 from kvbook import paths
-from kvbook.errors import UserError
-from kvbook.scores import adapters, outcome, tables, verdict
+from kvbook.scores import adapters, measures, outcome, signatures, tables, verdict
 
 # What the how-to page gives to paste.
 PAGE = (paths.ROOT / "pages/howto/trainer_and_rollout.md").read_text("utf-8")
@@ -84,9 +89,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_tables_are_refused_in_one_line_that_says_what_is_wrong(case):
     a, b, words = BAD[case]
-    with pytest.raises(UserError) as refusal:
-        kvbook.check_scores(a, b)
-    assert words in str(refusal.value)
+    assert words in refusal(kvbook.check_scores, a, b)
 
 
 def test_rows_that_only_the_trainer_has_are_left_out_and_counted():
@@ -101,15 +104,13 @@ def test_tensors_of_any_dtype_are_compared_where_the_mask_is_set():
     spoilt = torch.where(mask.bool(), values, torch.nan)
     found = kvbook.check_scores(values, spoilt, mask=mask)
     assert (found.verdict, found.tokens) == ("exact", N * (LONG - 2))
-    with pytest.raises(UserError, match="is no finite number"):
-        kvbook.check_scores(values, spoilt)
-    with pytest.raises(UserError, match="shape"):
-        kvbook.check_scores(values, values, mask=mask[:, 1:])
+    assert "is no finite number" in refusal(kvbook.check_scores, values, spoilt)
+    assert "shape" in refusal(kvbook.check_scores, values, values, mask=mask[:, 1:])
 
 
-@pytest.mark.parametrize(
-    ("b", "status", "word"), [(moved(1e-6), 0, "rounding"), (moved(2.0), 1, "fault"), (moved(0.05), 2, "undecided")]
-)
+@pytest.mark.parametrize(("b", "status", "word"), [
+    (moved(1e-6), 0, "rounding"), (moved(2.0), 1, "fault"), (moved(0.05), 2, "undecided"),
+])
 def test_the_command_prints_the_verdict_and_has_its_exit_status(b, status, word, kvbook_here, tmp_path):
     files = written(A, tmp_path / "a.jsonl"), written(b, tmp_path / "b.jsonl")
     done = kvbook_here("scores", *files)
@@ -131,18 +132,15 @@ def test_the_how_to_pages_command_runs_and_json_is_by_its_schema(kvbook_here, tm
     jsonschema.validate(json.loads(done.stdout), schema)
     assert outcome.read(done.stdout).verdict == "rounding"
     assert plot.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match="schema_version 0"):
-        outcome.read(done.stdout.replace('"schema_version": 1', '"schema_version": 0'))
+    older = done.stdout.replace('"schema_version": 1', '"schema_version": 0')
+    assert "schema_version 0" in refusal(outcome.read, older)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is empty"), ('{"id": 1}\n', "has no position"), ("[1, 2]\n", "line 1 is no JSON object"),
-        ('{"id": "a", "position": 1, "token": 5, "logprob": -1}\nnonsense\n', "line 2 is no JSON object"),
-        ('{"id": "a", "position": 1, "token": 5, "logprob": -1, "schema_version": 0}\n', "schema_version 0"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "is empty"), ('{"id": 1}\n', "has no position"), ("[1, 2]\n", "line 1 is no JSON object"),
+    ('{"id": "a", "position": 1, "token": 5, "logprob": -1}\nnonsense\n', "line 2 is no JSON object"),
+    ('{"id": "a", "position": 1, "token": 5, "logprob": -1, "schema_version": 0}\n', "schema_version 0"),
+])
 def test_a_file_that_is_no_table_is_refused_in_one_line(text, words, refused, tmp_path):
     (tmp_path / "a.jsonl").write_text(text)
     assert words in refused("scores", tmp_path / "a.jsonl", tmp_path / "a.jsonl")
@@ -158,13 +156,8 @@ def test_parquet_is_read_and_without_pyarrow_the_remedy_is_named(tmp_path, monke
     (tmp_path / "a.parquet").touch()
     monkeypatch.setattr(pd, "read_parquet", lambda path: A)
     assert tables.read(tmp_path / "a.parquet") is A
-
-    def lacking(path):
-        raise ImportError
-
-    monkeypatch.setattr(pd, "read_parquet", lacking)
-    with pytest.raises(UserError, match="pip install pyarrow"):
-        tables.read(tmp_path / "a.parquet")
+    monkeypatch.setattr(pd, "read_parquet", Mock(side_effect=ImportError))
+    assert "pip install pyarrow" in refusal(tables.read, tmp_path / "a.parquet")
 
 
 # Two prompts of 3 and 2 tokens, answers of 2 and 3.
@@ -223,11 +216,10 @@ def test_what_vllm_returns_is_a_table_with_its_likeliest_tokens(tmp_path):
 def test_chat_and_completions_of_an_openai_compatible_server_are_tables():
     content = [{"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": [{"token": "a", "logprob": -1.0}]},
                {"token": "b", "logprob": -2.0, "bytes": [98], "top_logprobs": [{"token": "c", "logprob": -0.5}]}]
-    chat = {"object": "chat.completion", "choices": [{"index": 0, "logprobs": {"content": content}}],
-            "usage": {"prompt_tokens": 3}}
+    usage = {"prompt_tokens": 3}
+    chat = {"object": "chat.completion", "choices": [{"index": 0, "logprobs": {"content": content}}], "usage": usage}
     plain = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0], "top_logprobs": [{"a": -1.0}, {"c": -0.5}]}
-    completions = {"object": "text_completion", "choices": [{"index": 0, "logprobs": plain}],
-                   "usage": {"prompt_tokens": 3}}
+    completions = {"object": "text_completion", "choices": [{"index": 0, "logprobs": plain}], "usage": usage}
     one, other = (adapters.OPENAI.frame([response]) for response in (chat, completions))
     pd.testing.assert_frame_equal(one, other)
     assert one["position"].tolist() == [3, 4]
@@ -244,3 +236,143 @@ def test_the_rule_is_printed_where_it_is_written():
     for constant in ("FLOOR", "PLAIN", "WITHIN", "FAR"):
         assert f"`{constant}`" in verdict.__doc__
         assert hasattr(verdict, constant)
+
+
+# The measures, against sums over a whole vocabulary and against known values.
+
+DRAWN = np.random.default_rng(45).dirichlet(np.full(12, 2.0), size=2)
+ROLLOUT, TRAINER = (np.log(row / row.sum()) for row in DRAWN)
+LOG_RATIO = TRAINER - ROLLOUT
+KL = float((np.exp(ROLLOUT) * -LOG_RATIO).sum())
+
+
+def expected(name: str) -> float:
+    """Take the mean of a term over the rollout's own distribution."""
+    return float((np.exp(ROLLOUT) * measures.TERMS[name](LOG_RATIO)).sum())
+
+
+def test_equal_log_probabilities_have_ratio_one_and_no_distance():
+    found = measures.summary(np.zeros(6), [0, 0, 0, 1, 1, 1])
+    ones = {"mean_exp_abs", "effective_share", "sequence_effective_share"} | {
+        name for name in found if name.startswith("sequence_ratio")
+    }
+    assert found == {name: float(name in ones) for name in found}
+
+
+def test_k1_and_k3_have_the_divergence_as_their_mean_over_all_tokens_and_control_k2_has_a_bias():
+    assert [expected(name) for name in ("k1", "k3")] == pytest.approx([KL, KL])
+    assert expected("k2") != pytest.approx(KL)
+
+
+def test_chi_squared_is_that_of_the_two_distributions():
+    divided = np.square(np.exp(TRAINER) - np.exp(ROLLOUT)) / np.exp(ROLLOUT)
+    assert expected("chi_squared") == pytest.approx(divided.sum())
+
+
+def test_k3_of_a_tiny_difference_keeps_its_digits():
+    assert measures.k3(1e-7) == pytest.approx(0.5e-14, rel=1e-6)
+
+
+@pytest.mark.parametrize(("ratio", "narrow", "clip"), [
+    (1.09, 0, 0), (0.89, 1, 0), (1.11, 1, 0), (0.79, 1, 1), (1.21, 1, 1),
+])
+def test_a_ratio_is_outside_by_its_distance_from_one_on_both_sides(ratio, narrow, clip):
+    found = measures.summary([np.log(ratio)], ["a"])
+    assert (found["outside_narrow"], found["outside_ppo_clip"]) == (narrow, clip)
+
+
+def test_the_ratio_of_a_sequence_is_the_product_of_its_tokens_wherever_they_stand():
+    sums = measures.of_sequences(np.log([2.0, 3.0, 5.0, 7.0]), ["b", "a", "b", "a"])
+    assert np.exp(sums) == pytest.approx([21.0, 10.0])
+
+
+def test_one_weight_that_outweighs_all_leaves_one_effective_sample():
+    assert measures.effective_share([900.0, 0.0, 0.0, 0.0]) == 0.25
+    assert measures.effective_share(np.minimum([900.0, 0.0, 0.0, 0.0], np.log(2))) > 0.75
+
+
+def test_a_common_factor_of_all_weights_cancels():
+    assert measures.effective_share(LOG_RATIO) == pytest.approx(measures.effective_share(LOG_RATIO - 3))
+
+
+def test_a_term_of_a_column_is_a_column():
+    column = pd.Series(LOG_RATIO, index=range(5, 17))
+    assert all(len(term(column)) == 12 for term in measures.TERMS.values())
+    assert measures.outside(column, measures.NARROW).index.equals(column.index)
+
+
+# Signatures of faults, on recorded rows of the real model: each is named, and rounding is not.
+
+FAULTS = score_judged.faults()
+FOLDER = paths.DATA / "scores"
+# What each signature must be told by: a case of the recorded rows.
+KINDS = {
+    "shift": "shift", "stale": "stale", "special": "special", "wrong_from": "wrong_from",
+    "left_padding": "left_padding", "processed: top-p 0.9": "processed", "processed: top-k 20": "processed",
+    "temperature": "temperature", "template": "template", "low_precision": "low_precision",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fault_on_the_real_model_is_named_by_its_signature(name):
+    found = score_judged.case(FAULTS[name, "float32"])
+    assert (found.verdict, found.causes[0].key) == ("fault", KINDS[name])
+    assert found.suspicious
+
+
+def test_another_tokenizer_is_named_by_the_ids_alone():
+    rows = FAULTS["clean", "float32"]
+    a, b = (rows[["id", "position", "token"]].assign(logprob=rows[side]) for side in ("rollout", "trainer"))
+    found = score_judged.outcome.of(score_judged.tables.join(a, b.assign(token=b["token"] + (b["position"] > 60))))
+    assert (found.verdict, [cause.key for cause in found.causes]) == ("fault", ["template"])
+    assert found.suspicious[0].position > 60
+    assert found.n_suspicious == (rows["position"] > 60).sum()
+
+
+def test_every_signature_has_a_case_and_says_what_it_cannot_be_told_apart_from():
+    assert {signature.key for signature in signatures.SIGNATURES} == set(KINDS.values())
+    assert all(signature.not_apart_from and signature.remedy for signature in signatures.SIGNATURES)
+
+
+@pytest.mark.parametrize("control", [True, False])
+def test_control_rounding_of_a_cache_on_the_same_texts_has_no_signature(control):
+    found = score_judged.case(FAULTS["clean", "float32"], control)
+    assert (found.verdict, found.causes) == ("rounding", [])
+
+
+def test_a_stale_policy_needs_two_steps():
+    rows = FAULTS["stale", "float32"]
+    one = rows[rows["step"] == rows["step"].max()].reset_index(drop=True)
+    assert "stale" not in [cause.key for cause in score_judged.case(one).causes]
+
+
+def test_faults_that_were_listed_beforehand_are_judged_as_the_page_shows():
+    listed = yaml.safe_load((FOLDER / "held_out.yaml").read_text("utf-8"))
+    assert len(listed) == 20
+    assert {name for name, _ in FAULTS} >= set(listed)
+    assert score_judged.held_out() == (FOLDER / "held_out.txt").read_text("utf-8").splitlines()
+
+
+@pytest.mark.slow
+def test_a_thousand_clean_comparisons_of_recorded_rows_are_no_faults_and_a_lost_token_is():
+    lines = score_judged.clean()
+    assert lines == (FOLDER / "clean.txt").read_text("utf-8").splitlines()
+    total, fired = map(int, re.fullmatch(r"(\d+) clean comparisons, (\d+) called a fault", lines[-1]).groups())
+    assert total >= 1000
+    assert fired == 0
+    lost = [found.verdict for _, _, control, found in score_judged.compared(score_judged.WRONG) if control]
+    assert set(lost) <= {"fault", "undecided"}
+    assert lost.count("fault") > len(lost) * 0.8
+
+
+def test_the_snippet_for_vllm_makes_a_table(monkeypatch, tmp_path):
+    snippet = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
+    place = {5: SimpleNamespace(logprob=-1.0), 6: SimpleNamespace(logprob=-0.5)}
+    output = SimpleNamespace(prompt_token_ids=[1, 2], outputs=[SimpleNamespace(token_ids=[5, 6], logprobs=[place] * 2)])
+    engine = ModuleType("vllm")
+    engine.LLM = lambda name: SimpleNamespace(generate=lambda prompts, how: [output] * len(prompts))
+    engine.SamplingParams = lambda **how: how
+    monkeypatch.setitem(sys.modules, "vllm", engine)
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {"name": "model", "prompts": ["a", "b"]})
+    assert score_judged.tables.read("rollout.jsonl")["logprob"].tolist() == [-1.0, -0.5] * 2

@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from test_static_cache import TIMES, made_rows
@@ -13,9 +14,8 @@ from kvreport.site import running
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path):
+def small(monkeypatch, runs):
     """Keep runs out of this checkout, one small shape, and rows of known times where decoding would take a minute."""
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(selftest, "SHAPES", {"small": ("llama", "untrained")})
     decoding = SimpleNamespace(name="static_speed", run=lambda asked: SimpleNamespace(rows=made_rows(TIMES)))
     monkeypatch.setattr(selftest.speed, "EXPERIMENT", decoding)
@@ -38,28 +38,20 @@ def test_every_part_gives_its_numbers_and_a_file_to_attach(small, tmp_path):
     assert len(written["rows"]) == len(done.rows)
 
 
-def fails(error):
-    def part(*_):
-        raise error
-
-    return part
-
-
 def test_a_part_that_fails_is_one_line_that_names_no_path_and_the_others_go_on(
     small, monkeypatch, tmp_path, kvbook_here
 ):
     works = {"works": lambda *_: iter([selftest._row("it", 1.0)])}
     parts = {
-        "first": fails(RuntimeError("CUDA error: an illegal memory access\nCompile with TORCH_USE_CUDA_DSA")),
-        "second": fails(OSError("cannot open /home/somebody/weights.bin")),
+        "first": Mock(side_effect=RuntimeError("CUDA error: an illegal memory access\nCompile with TORCH_USE_CUDA")),
+        "second": Mock(side_effect=OSError("cannot open /home/somebody/weights.bin")),
     }
     monkeypatch.setattr(selftest, "PARTS", parts | works)
     done = kvbook_here("selftest", "--to", tmp_path / "s.json")
     assert done.returncode == 1
     assert done.stdout.splitlines()[:3] == [
         "failed    first, small: RuntimeError: CUDA error: an illegal memory access",
-        "failed    second, small: OSError (its message names a path or a person)",
-        "ok        works, small: it 1",
+        "failed    second, small: OSError (its message names a path or a person)", "ok        works, small: it 1",
     ]
     # Control: without the parts that fail the status is 0.
     monkeypatch.setattr(selftest, "PARTS", works)

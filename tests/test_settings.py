@@ -1,6 +1,6 @@
 import pytest
+from refusing import refusal
 
-from kvbook import paths
 from kvbook.errors import UserError
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -8,21 +8,13 @@ from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.running import catalogue
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"n_samples": 0}, "n_samples"),
-        ({"n_tokens": 1}, "n_tokens"),
-        ({"dtypes": []}, "dtypes"),
-        ({"dtypes": ["float8"]}, "float8"),
-        ({"nosuch": 3}, "unknown parameter 'nosuch'"),
-        ({"weights": "magic"}, "weights"),
-        ({"n_samples": "many"}, "n_samples"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"n_samples": 0}, "n_samples"), ({"n_tokens": 1}, "n_tokens"), ({"dtypes": []}, "dtypes"),
+    ({"dtypes": ["float8"]}, "float8"), ({"nosuch": 3}, "unknown parameter 'nosuch'"),
+    ({"weights": "magic"}, "weights"), ({"n_samples": "many"}, "n_samples"),
+])
 def test_what_cannot_be_compared_is_refused_in_one_line(values, message):
-    with pytest.raises(UserError, match=message):
-        LayerDriftSettings.checked(**values)
+    assert message in refusal(LayerDriftSettings.checked, **values)
 
 
 def test_dtypes_may_come_as_a_string_and_under_their_short_names():
@@ -32,26 +24,22 @@ def test_dtypes_may_come_as_a_string_and_under_their_short_names():
 def test_a_notebooks_own_names_are_not_parameters_but_unknown_ones_are():
     namespace = {"__name__": "__main__", "_i1": "x", "In": [], "Out": {}, "pytest": pytest, "f": len, "n_samples": 7}
     assert LayerDriftSettings.from_notebook(namespace).n_samples == 7
-    with pytest.raises(UserError, match="unknown parameter 'n_sample'"):
-        LayerDriftSettings.from_notebook(namespace | {"n_sample": 7})
+    assert "unknown parameter 'n_sample'" in refusal(LayerDriftSettings.from_notebook, namespace | {"n_sample": 7})
 
 
 @pytest.mark.parametrize("settings", [ExactCachesSettings, DoesItMatterSettings])
 def test_dtypes_that_an_experiment_does_not_run_in_are_refused(settings):
-    with pytest.raises(UserError, match="dtypes"):
-        settings.checked(dtypes=["float64"])
+    assert "dtypes" in refusal(settings.checked, dtypes=["float64"])
 
 
 # What no experiment can run, by the setting that asks for it; of `n_samples` the folder has fewer.
 IMPOSSIBLE = {
     "device": "cuda:99", "model": "/nowhere", "second_model": "/nowhere", "reference_model": "/nowhere",
-    "families": ["/nowhere"], "corpus": "/nowhere", "n_tokens": 5000, "n_samples": 10_000,
+    "families": ["/nowhere"], "architectures": ["nosuch"], "corpus": "/nowhere", "n_tokens": 5000, "n_samples": 10_000,
 }
 # What an experiment does not read before it measures, or of which it takes so small a part that it can run.
-UNREAD = {
-    ("first_bad_layer", "families"), ("greedy_paths", "corpus"),
-    ("past_tables", "n_samples"), ("usage_factorial", "n_tokens"),
-}
+UNREAD = {("first_bad_layer", "families"), ("greedy_paths", "corpus"), ("past_tables", "n_samples"),
+          ("usage_factorial", "n_tokens")}
 # Left out, as a whole, where their compiler's kernels or another program is not there.
 ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "one_call", "engine_rollout"} | {
     name for name in catalogue.EXPERIMENTS if name.startswith("served_") and name != "served_transformers"
@@ -59,10 +47,7 @@ ELSEWHERE = {"weights_or_cache", "beside_llama_cpp", "one_call", "engine_rollout
 
 
 @pytest.mark.parametrize("name", sorted(set(catalogue.EXPERIMENTS) - ELSEWHERE))
-def test_an_experiment_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing(
-    name, monkeypatch, tmp_path, text_folder
-):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+def test_an_experiment_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing(name, monkeypatch, runs, text_folder):
     # One experiment measures nothing where the trained model is not there; its refusals come before it reads it.
     monkeypatch.setattr("kvbook.models.packages.is_here", lambda family: True)
     experiment = catalogue.EXPERIMENTS[name]
@@ -72,4 +57,4 @@ def test_an_experiment_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing
             folder = {"corpus": str(text_folder)} if field == "n_samples" else {}
             with pytest.raises(UserError):
                 experiment.run(experiment.settings.checked(**folder | {field: IMPOSSIBLE[field]}))
-    assert not (tmp_path / "runs").exists()
+    assert not runs.exists()

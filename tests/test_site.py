@@ -19,15 +19,14 @@ import yaml
 from bs4 import BeautifulSoup
 from mini_book import STEM
 from PIL import Image
+from refusing import refusal
 
 from kvbook import fingerprint, paths
-from kvbook.errors import UserError
-from kvbook.paths import ROOT
 from kvreport.publishing import captions, chapter_name, keep
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
 from kvreport.running import planning
-from kvreport.site import MOVED, citations, executed, finishing, inserts, ledger, repository
+from kvreport.site import MOVED, citations, executed, finishing, inserts, ledger, pdf, repository
 from kvreport.site.build import build_html
 from kvreport.site.overlay import overlay
 
@@ -36,9 +35,7 @@ from kvreport.site.overlay import overlay
 def built(tmp_path_factory):
     """The small book, executed with the parameter set `few` and rendered as `make book` does; and what that said."""
     root = mini_book.create(tmp_path_factory.mktemp("site") / "book")
-    built = mini_book.make_book(root, PROFILE="few")
-    assert built.returncode == 0, built.stdout
-    return root, built.stdout
+    return root, mini_book.built(root, PROFILE="few")
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +148,7 @@ def test_prose_shows_at_once_and_nothing_is_executed(book):
     mini_book.write(book, prose=mini_book.PROSE.replace("The last square stands", "The end stands"))
     copied = book / "_build" / "executed" / f"{STEM}.ipynb"
     before = copied.stat().st_mtime_ns
-    built = mini_book.make_book(book, PROFILE="few")
-    assert built.returncode == 0, built.stdout
-    assert "chapter 1 of 1" not in built.stdout
+    assert "chapter 1 of 1" not in mini_book.built(book, PROFILE="few")
     assert "The end stands in Table 1.1" in article(book)
     assert "the last square is 1.33" in article(book)
     assert copied.stat().st_mtime_ns == before
@@ -161,24 +156,26 @@ def test_prose_shows_at_once_and_nothing_is_executed(book):
 
 def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(book):
     # Once more in this place, so that Sphinx remembers its pages: it forgets those of another folder.
-    assert mini_book.plain_build(book, PROFILE="few").returncode == 0
+    mini_book.built(book, mini_book.plain_build, PROFILE="few")
     assert " few " in article(book, "pages/environment")
-    built = mini_book.plain_build(book)
-    assert built.returncode == 0, built.stdout
-    assert f"chapter 1 of 1: {STEM} (its inputs have changed)" in built.stdout
+    assert f"chapter 1 of 1: {STEM} (its inputs have changed)" in mini_book.built(book, mini_book.plain_build)
     assert "the last square is 3.00" in article(book)
     # Sphinx alone would not read this page again: nothing in its own source has changed.
     assert " default " in article(book, "pages/environment")
 
 
+def rereading(folder: Path, chapters: tuple[str, ...] = (), **texts: str):
+    """Write pages; return a function that lists which of them a build would read again."""
+    for name, text in texts.items():
+        (folder / f"{name}.md").write_text(text)
+    of = {folder / f"{name}.md": SimpleNamespace(name=name, executed=folder / f"{name}.ipynb") for name in chapters}
+    env = SimpleNamespace(found_docs=set(texts), doc2path=lambda docname: folder / f"{docname}.md")
+    app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters=of)
+    return lambda: executed._read_again_what_was_run_again(app, env, set(), set(), set())
+
+
 def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, monkeypatch):
-    (tmp_path / "page.md").write_text("words")
-    env = SimpleNamespace(found_docs={"page"}, doc2path=lambda docname: tmp_path / f"{docname}.md")
-    app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters={})
-
-    def read_again():
-        return executed._read_again_what_was_run_again(app, env, set(), set(), set())
-
+    read_again = rereading(tmp_path, page="words")
     assert [read_again(), read_again()] == [["page"], []]
     monkeypatch.setattr(fingerprint, "of_source", lambda modules: "other code" * ("kvreport.site.inserts" in modules))
     assert [read_again(), read_again()] == [["page"], []]
@@ -186,21 +183,10 @@ def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, mo
 
 def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_and_no_other(tmp_path):
     texts = {"environment": "<!-- part: runs -->", "cards": "<!-- part: cards -->"}
-    texts |= dict.fromkeys(("one", "two", "text"), "words")
-    for name, text in texts.items():
-        (tmp_path / f"{name}.md").write_text(text)
-    chapters = {
-        tmp_path / f"{name}.md": SimpleNamespace(name=name, executed=tmp_path / f"{name}.ipynb")
-        for name in ("one", "two")
-    }
-    env = SimpleNamespace(found_docs=set(texts), doc2path=lambda docname: tmp_path / f"{docname}.md")
-    app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters=chapters)
+    read_again = rereading(tmp_path, ("one", "two"), **texts | dict.fromkeys(("one", "two", "text"), "words"))
 
     def ran(name, started):
         (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": {"kvbook": {"started": started}}}))
-
-    def read_again():
-        return executed._read_again_what_was_run_again(app, env, set(), set(), set())
 
     ran("one", 1)
     ran("two", 1)
@@ -217,9 +203,8 @@ def test_a_part_that_is_not_of_chapters_is_handed_none(monkeypatch, tmp_path):
 
 
 def test_repository_colab_and_site_are_linked_where_they_are_known(book):
-    known = {"GITHUB_REPOSITORY": "somebody/book", "GITHUB_REF_NAME": "main"}
-    built = mini_book.plain_build(book, PROFILE="few", KVBOOK_SITE_URL="https://example.org/b", **known)
-    assert built.returncode == 0, built.stdout
+    known = {"GITHUB_REPOSITORY": "somebody/book", "GITHUB_REF_NAME": "main", "KVBOOK_SITE_URL": "https://example.org/b"}
+    mini_book.built(book, mini_book.plain_build, PROFILE="few", **known)
     chapter = page(book)
     assert chapter.find("a", href="https://github.com/somebody/book") is not None
     colab = "https://colab.research.google.com/github/somebody/book/blob/main"
@@ -243,14 +228,42 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert words == chapter.find("img", src=lambda source: "_images" in source)["alt"]
 
 
+def links_to_pdfs(root: Path) -> list[str]:
+    links = [link["href"] for link in page(root).find("article").find_all("a", href=True)]
+    # A figure's own PDF is another thing.
+    return [link for link in links if link.startswith("../pdf/")]
+
+
+def test_a_chapter_is_printed_and_linked_when_asked_for_and_not_linked_otherwise(book):
+    assert links_to_pdfs(book) == []
+    mini_book.built(book, PROFILE="few", KVBOOK_PDF="1")
+    assert links_to_pdfs(book) == [f"../pdf/{STEM}.pdf"]
+    content = (book / "_build" / "html" / "pdf" / f"{STEM}.pdf").read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert len(content) > 10_000
+
+
+def test_without_a_browser_the_build_stops_with_one_line_that_says_what_to_do(root, tmp_path):
+    code = "from kvreport.site import pdf; pdf.print_page(pdf.Path('x'), pdf.Path('y/x.pdf'))"
+    stopped = mini_book.run(root, "-c", code, PATH=str(tmp_path))
+    assert stopped.returncode != 0
+    said = stopped.stdout.strip().splitlines()[-1]
+    assert said.endswith("no Chromium to print PDFs with: install it, or name one in KVBOOK_CHROMIUM")
+
+
+def test_a_browser_that_prints_nothing_is_not_believed(tmp_path, monkeypatch):
+    # It ends with success and makes no file.
+    monkeypatch.setenv("KVBOOK_CHROMIUM", "/bin/true")
+    assert "did not print" in refusal(pdf.print_page, tmp_path / "page.html", tmp_path / "pdf" / "page.pdf")
+
+
 # What is refused
 
 
-@pytest.mark.parametrize("build", [mini_book.make_book, mini_book.plain_build])
-def test_a_chapter_that_fails_stops_the_build_with_one_line(tmp_path, build):
+def test_a_chapter_that_fails_stops_a_plain_build_too_with_one_line(tmp_path):
     root = mini_book.create(tmp_path)
     mini_book.write(root, last='raise ValueError("no such drift")\n')
-    built = build(root)
+    built = mini_book.plain_build(root)
     assert built.returncode != 0
     said = f"chapter {STEM} failed: ValueError: no such drift; what ran is in _build/executed/{STEM}.partial.ipynb"
     (line,) = (line for line in built.stdout.splitlines() if "no such drift" in line)
@@ -311,8 +324,7 @@ def test_a_copy_that_is_no_good_run_of_its_source_is_refused(root, what):
     assert (source, executed) == kept, "joining changes a notebook"
     change, said = REFUSED[what]
     change(executed)
-    with pytest.raises(UserError, match=said):
-        joined(source, executed)
+    assert said in refusal(joined, source, executed)
 
 
 def box(root, **recorded) -> str:
@@ -321,13 +333,11 @@ def box(root, **recorded) -> str:
     return cell(joined(mini_book.notebook(), executed), "how-it-was-run")["source"]
 
 
-@pytest.mark.parametrize(
-    ("device", "share", "said"), [("cpu", 1, True), ("cpu", 2, False), ("cpu", None, False), ("cuda", 1, False)]
-)
-def test_the_box_says_with_how_many_threads_the_rest_was_run(root, device, share, said):
+@pytest.mark.parametrize(("device", "share"), [("cpu", 1), ("cpu", 2), ("cpu", None), ("cuda", 1)])
+def test_the_box_says_with_how_many_threads_the_rest_was_run(root, device, share):
     machine = {"device": device, "device_name": "Some CPU, 2 threads", "threads": 2, "system": "Linux"}
     text = box(root, shared_threads=share, machine=machine)
-    rest = " (1 for experiments that measure no time)" * said
+    rest = " (1 for experiments that measure no time)" * ((device, share) == ("cpu", 1))
     assert f"Some CPU, 2 threads{rest}, Linux" in text
 
 
@@ -349,20 +359,15 @@ def test_a_table_cell_that_looks_like_a_list_stays_text(root):
 # Where the book comes from
 
 
-@pytest.mark.parametrize(
-    ("remote", "address"),
-    [
-        ("https://github.com/somebody/book.git", "https://github.com/somebody/book"),
-        ("https://github.com/somebody/book", "https://github.com/somebody/book"),
-        ("git@github.com:somebody/book.git", "https://github.com/somebody/book"),
-        ("ssh://git@github.com/somebody/book.git", "https://github.com/somebody/book"),
-        ("https://name:secret@github.com/somebody/book.git", "https://github.com/somebody/book"),
-        ("https://gitlab.com/group/part/book.git", "https://gitlab.com/group/part/book"),
-        ("https://example.org/somebody/book.git", None),
-        ("/srv/git/book.git", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("remote", "address"), [
+    ("https://github.com/somebody/book.git", "https://github.com/somebody/book"),
+    ("https://github.com/somebody/book", "https://github.com/somebody/book"),
+    ("git@github.com:somebody/book.git", "https://github.com/somebody/book"),
+    ("ssh://git@github.com/somebody/book.git", "https://github.com/somebody/book"),
+    ("https://name:secret@github.com/somebody/book.git", "https://github.com/somebody/book"),
+    ("https://gitlab.com/group/part/book.git", "https://gitlab.com/group/part/book"),
+    ("https://example.org/somebody/book.git", None), ("/srv/git/book.git", None), ("", None),
+])
 def test_a_remote_becomes_an_address_without_credentials_or_none(remote, address):
     assert origin.web_address(remote) == address
 
@@ -377,7 +382,7 @@ def test_a_clone_knows_its_origin_and_a_folder_without_git_does_not(tmp_path, mo
 
 
 def test_an_issue_on_gitlab_is_asked_for_in_its_own_words():
-    book = replace(origin.of(ROOT), repository="https://gitlab.com/group/book", branch="main")
+    book = replace(origin.of(paths.ROOT), repository="https://gitlab.com/group/book", branch="main")
     address, _, asked = repository.issue_address(book, "index").partition("?")
     assert address == "https://gitlab.com/group/book/-/issues/new"
     assert parse_qs(asked)["issue[title]"] == ["On page index.html"]
@@ -387,7 +392,8 @@ def test_an_issue_on_gitlab_is_asked_for_in_its_own_words():
 
 
 def test_what_changed_is_the_release_notes_after_the_first_with_links_that_lead_somewhere(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    root = paths.ROOT
+    shutil.copy(root / "CITATION.cff", tmp_path)
     notes = "# Changelog\n\n## 0.2.0, x\n\n- [a](pages/answers.md) [n](changelog/0.2.0.md)\n\n## 0.1.0, y\n\n- old\n"
     (tmp_path / "CHANGELOG.md").write_text(notes)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
@@ -397,15 +403,16 @@ def test_what_changed_is_the_release_notes_after_the_first_with_links_that_lead_
     assert "old" not in told
     monkeypatch.setattr(origin, "find_repository", lambda _: None)
     assert "n (`changelog/0.2.0.md`)" in inserts.fill("<!-- part: changes -->", [], tmp_path / "pages")
-    monkeypatch.setattr(paths, "ROOT", ROOT)
-    written = inserts.fill("<!-- part: changes -->", [], ROOT / "pages")
-    assert written.count("\n## ") + 1 == len(re.findall(r"^## ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)) - 1
+    monkeypatch.setattr(paths, "ROOT", root)
+    written = inserts.fill("<!-- part: changes -->", [], root / "pages")
+    changes = (root / "CHANGELOG.md").read_text()
+    assert written.count("\n## ") + 1 == len(re.findall(r"^## ", changes, re.MULTILINE)) - 1
 
 
 def test_the_contents_take_up_every_chapter_once_and_in_the_order_of_their_names():
-    contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    contents = yaml.safe_load((paths.ROOT / "_toc.yml").read_text())
     globs = [entry["glob"] for part in contents["parts"] for entry in part["chapters"] if "glob" in entry]
-    names = [f"chapters/{path.stem}" for path in sorted((ROOT / "chapters").glob("*.ipynb"))]
+    names = [f"chapters/{path.stem}" for path in sorted((paths.ROOT / "chapters").glob("*.ipynb"))]
     assert [name for glob in globs for name in names if fnmatch.fnmatch(name, glob)] == names
     # The next chapter, too, whatever it is called.
     assert sum(fnmatch.fnmatch("chapters/13_a_new_one", glob) for glob in globs) == 1
@@ -430,12 +437,11 @@ def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
     assert inserts.fill("a\n\n<!-- a remark -->\n", *nothing) == "a\n\n<!-- a remark -->\n"
     assert "No chapter" in inserts.fill("<!-- part: ledger -->", *nothing)
     assert "| `check --thorough`, `atlas` |" in inserts.fill("<!-- part: paths -->", *nothing)
-    with pytest.raises(UserError, match="'nosuch'; there are: ledger"):
-        inserts.fill("<!-- part: nosuch -->", *nothing)
+    assert "'nosuch'; there are: ledger" in refusal(inserts.fill, "<!-- part: nosuch -->", *nothing)
 
 
 def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
-    chapters = {path.stem for path in (ROOT / "chapters").glob("*.ipynb")}
+    chapters = {path.stem for path in (paths.ROOT / "chapters").glob("*.ipynb")}
     pages = sorted(MOVED.rglob("*.html"))
     assert len(pages) == 10
     assert not chapters & {page.stem for page in pages}

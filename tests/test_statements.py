@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from planted import changed, contradicted, on, published, run_of, with_rows
+from refusing import refusal
 
 from kvbook import paths
-from kvbook.errors import UserError
 from kvbook.measuring.estimates import Estimate, wilson
 from kvbook.runs.evidence import texts_of
 from kvbook.runs.records import Run
@@ -145,13 +145,11 @@ PAIRS = (
     ("14,191 [13,426, 14,911]", "15,803 [14,683, 16,989]", True, False),
     ("14,000 [13,000, 15,000]", "16,000 [15,500, 17,000]", False, True),
     ("at about 1,335 tokens", "at about 1,094 tokens", True, False),
-    ("75.6", "48.2", True, False),
-    ("76", "48", False, False),
+    ("75.6", "48.2", True, False), ("76", "48", False, False), ("ast.py", "12", False, False),
     ("1.15 [1.14, 1.16]", "0.99 [0.93, 1.06]", False, True),
     ("4.1% [3.8%, 4.5%], 33 files", "1.2% [0.8%, 1.5%], 20 files", False, True),
     ("1.04 [1.01, 1.11]", "1.06 [1.03, 1.09]", False, False),
     ("61 of 3,200", "470 of 24,000", False, False),
-    ("ast.py", "12", False, False),
 )
 
 
@@ -502,5 +500,4 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_does_not_belong_together_stops_the_build_in_one_line(chapter, fault):
     text, message = FAULTS[fault]
-    with pytest.raises(UserError, match=message):
-        said(text)
+    assert message in refusal(said, text)

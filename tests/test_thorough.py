@@ -7,7 +7,7 @@ from transformers import MistralConfig, Phi3Config
 
 from kvbook.atlas import configurations
 from kvbook.diagnosis import check, faults, outcome, reference_pass, thorough
-from kvbook.models import loading, tokenizers
+from kvbook.models import loading
 
 IDS = list(range(11, 47))
 
@@ -29,13 +29,10 @@ def test_a_clean_architecture_has_no_bug_on_any_path(name):
 
 # data/upstream/bamba_positions.py: positions of several tokens on a filled cache.
 # data/upstream/git_padding.py: room in the mask for an image that was never fed.
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("bamba", {"chunked prefill": "bug"}),
-        ("git", {"chunked prefill": "rounding", "left padding": "rounding", "left padding, token by token": "bug"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "kinds"), [
+    ("bamba", {"chunked prefill": "bug"}),
+    ("git", {"chunked prefill": "rounding", "left padding": "rounding", "left padding, token by token": "bug"}),
+])
 def test_control_an_architecture_that_transformers_has_wrong_is_found_and_nowhere_else(name, kinds):
     assert verdicts(configurations.build(name, torch.float64), kinds) == kinds
 
@@ -77,15 +74,14 @@ def test_a_boundary_that_is_too_far_away_is_listed_and_a_long_text_left_out_besi
     assert [path.n_tokens for path in paths.values() if path.n_tokens] == [301]
 
 
-def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(bpe, text_folder, tmp_path, injected):
-    small_mistral().save_pretrained(tmp_path)
-    tokenizers.for_family(bpe, "llama", 128).save_pretrained(tmp_path)
-    clean = check.check(asked(tmp_path, text_folder, thorough=True))
+def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(save, text_folder, injected):
+    folder = save(small_mistral(), "mistral", context_length=128)
+    clean = check.check(asked(folder, text_folder, thorough=True))
     assert (clean.status, len(clean.drift)) == (outcome.SOUND, 4)
     assert clean.not_tried == ["texts of more than 128 tokens: --tokens"]
     injected(faults.offset_by_one_far_on)
-    assert check.check(asked(tmp_path, text_folder)).status == outcome.SOUND, "24 tokens do not reach the window"
-    found = check.check(asked(tmp_path, text_folder, thorough=True))
+    assert check.check(asked(folder, text_folder)).status == outcome.SOUND, "24 tokens do not reach the window"
+    found = check.check(asked(folder, text_folder, thorough=True))
     assert (found.status, found.path, found.located) == (outcome.BUG, "sliding window at 32", False)
     assert "keep texts below 32 tokens" in found.remedy
     assert any(line.startswith("path      sliding window at 32") and " bug: " in line for line in found.lines)

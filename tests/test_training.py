@@ -88,22 +88,23 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path,
     assert weights[0] == weights[1]
 
 
-class TestBaselines:
-    def test_unigram_equals_what_one_computes_by_hand(self):
-        found = baselines.unigram_nats(np.array([0, 0, 1]), np.array([0, 1]), 2)
-        assert found == pytest.approx(-(np.log(3 / 5) + np.log(2 / 5)) / 2)
+def test_unigram_equals_what_one_computes_by_hand():
+    found = baselines.unigram_nats(np.array([0, 0, 1]), np.array([0, 1]), 2)
+    assert found == pytest.approx(-(np.log(3 / 5) + np.log(2 / 5)) / 2)
 
-    def test_bigram_equals_what_one_computes_by_hand(self):
-        # After 0 come 1, 1: T = 1, c = 2; unigram of 1 is (2 + 1) / (5 + 3).
-        found = baselines.bigram_nats(np.array([0, 1, 0, 1, 2]), np.array([0, 1]), 3)
-        assert found == pytest.approx(-np.log((2 + 1 * 3 / 8) / 3))
-        # A predecessor that was never seen falls back to the unigram.
-        assert baselines.bigram_nats(np.array([0, 0, 0]), np.array([1, 0]), 2) == pytest.approx(-np.log(4 / 5))
 
-    def test_bits_per_byte_are_known_of_a_fair_coin_and_of_noise(self):
-        assert training.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
-        assert baselines.xz_bits_per_byte(np.random.default_rng(0).bytes(5000)) > 8
-        assert baselines.xz_bits_per_byte(b"a" * 5000) < 0.5
+def test_bigram_equals_what_one_computes_by_hand():
+    # After 0 come 1, 1: T = 1, c = 2; unigram of 1 is (2 + 1) / (5 + 3).
+    found = baselines.bigram_nats(np.array([0, 1, 0, 1, 2]), np.array([0, 1]), 3)
+    assert found == pytest.approx(-np.log((2 + 1 * 3 / 8) / 3))
+    # A predecessor that was never seen falls back to the unigram.
+    assert baselines.bigram_nats(np.array([0, 0, 0]), np.array([1, 0]), 2) == pytest.approx(-np.log(4 / 5))
+
+
+def test_bits_per_byte_are_known_of_a_fair_coin_and_of_noise():
+    assert training.bits_per_byte(np.log(2), 10, 10) == pytest.approx(1)
+    assert baselines.xz_bits_per_byte(np.random.default_rng(0).bytes(5000)) > 8
+    assert baselines.xz_bits_per_byte(b"a" * 5000) < 0.5
 
 
 @pytest.mark.parametrize("folder", [*paths.STANDINS.glob("*/"), *(paths.MODELS / "scratch").glob("*/")], ids=str)

@@ -36,33 +36,28 @@ def outcome(model):
     return result.wasSuccessful(), "".join(text for _, text in [*result.failures, *result.errors])
 
 
-@pytest.fixture
-def mended(monkeypatch, tmp_path):
-    """Return a function that puts a model's module in place with a report's diff applied."""
-
-    def mend(report, model):
-        module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-        source = tmp_path / "src" / "transformers" / "models" / model / f"modeling_{model}.py"
-        source.parent.mkdir(parents=True)
-        source.write_text(Path(module.__file__).read_text())
-        subprocess.run(["git", "apply", str(REPORTS / f"{report}.diff")], cwd=tmp_path, check=True)
-        # What is there now is put back after the test.
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        changed = loaded(module.__name__, source)
-        # Not a name of this module: the package takes its own place anew when one of its modules is read again.
-        package = importlib.import_module("transformers")
-        for name in changed.__all__:
-            monkeypatch.setattr(package, name, getattr(changed, name))
-
-    return mend
+def mend(report, model, monkeypatch, tmp_path):
+    """Put a model's module in place with a report's diff applied."""
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    source = tmp_path / "src" / "transformers" / "models" / model / f"modeling_{model}.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(Path(module.__file__).read_text())
+    subprocess.run(["git", "apply", str(REPORTS / f"{report}.diff")], cwd=tmp_path, check=True)
+    # What is there now is put back after the test.
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    changed = loaded(module.__name__, source)
+    # Not a name of this module: the package takes its own place anew when one of its modules is read again.
+    package = importlib.import_module("transformers")
+    for name in changed.__all__:
+        monkeypatch.setattr(package, name, getattr(changed, name))
 
 
 @pytest.mark.parametrize(("report", "model"), MODELS.items())
-def test_a_reports_test_fails_as_the_class_is_and_passes_with_its_diff(report, model, mended):
+def test_a_reports_test_fails_as_the_class_is_and_passes_with_its_diff(report, model, monkeypatch, tmp_path):
     passes, said = outcome(model)
     assert not passes
     assert "not close" in said
-    mended(report, model)
+    mend(report, model, monkeypatch, tmp_path)
     assert outcome(model) == (True, "")
 
 

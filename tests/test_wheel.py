@@ -12,8 +12,6 @@ import pytest
 
 from kvbook.paths import ROOT
 
-OURS = ("kvbook", "kvreport", "__editable__")
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
@@ -28,7 +26,7 @@ def site(tmp_path_factory):
     here = Path(sysconfig.get_path("purelib"))
     site = folder / "lib" / here.parent.name / "site-packages"
     for entry in here.iterdir():
-        if not entry.name.startswith(OURS) and not (site / entry.name).exists():
+        if not entry.name.startswith(("kvbook", "kvreport", "__editable__")) and not (site / entry.name).exists():
             (site / entry.name).symlink_to(entry)
     command = ["-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q", "--no-deps", str(source)]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)

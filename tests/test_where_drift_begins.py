@@ -27,6 +27,8 @@ from kvreport.chapters.where_drift_begins import (
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 from kvreport.publishing.statements import check
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 PASSES = LAST, PREFILL, REAL, ALL = rows.LAST_ONE, rows.PREFILL, rows.REAL, rows.ALL
 
 
@@ -54,8 +56,7 @@ def test_a_difference_spreads_in_the_real_step_and_in_no_replay(ids):
     activation = model.model.layers[0].mlp.act_fn
     stock = activation.forward
     activation.forward = lambda x: stock(x) * (1.01 if x.shape[-2] == 1 else 1.0)
-    with torch.inference_mode():
-        compared = pd.DataFrame(operation_replay.compare(model, ids, [1]))
+    compared = pd.DataFrame(operation_replay.compare(model, ids, [1]))
     assert set(compared.loc[compared["inputs_equal"] == 0, "pass"]) == {REAL}
 
 
@@ -73,8 +74,7 @@ def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results)
 @pytest.mark.parametrize("what", [equal_shapes.STATES, equal_shapes.KEYS, equal_shapes.LOGITS, equal_shapes.OPERATIONS])
 def test_a_bit_that_a_cache_changes_in_a_prompt_is_counted_where_it_shows(llama, ids, monkeypatch, what):
     def compared() -> pd.DataFrame:
-        with torch.inference_mode():
-            return pd.DataFrame(equal_shapes.compare(llama, ids)).query("shapes == 'equal'").set_index("what")
+        return pd.DataFrame(equal_shapes.compare(llama, ids)).query("shapes == 'equal'").set_index("what")
 
     def nudged(model, ids, use_cache):
         found = read(model, ids, use_cache)
@@ -175,28 +175,25 @@ def test_a_kernel_without_masks_leaves_these_forms_out():
 
 
 def test_the_sweep_sees_what_two_passes_give(llama, ids):
-    with torch.inference_mode():
-        swept = {row["n_tokens"]: row for row in length_sweep.compare(llama, ids)}
-        full, split = full_and_split.full_pass(llama, ids[:, :9]), full_and_split.split_pass(llama, ids[:, :9])
+    swept = {row["n_tokens"]: row for row in length_sweep.compare(llama, ids)}
+    full, split = full_and_split.full_pass(llama, ids[:, :9]), full_and_split.split_pass(llama, ids[:, :9])
     assert list(swept) == list(range(2, ids.shape[1] + 1))
     assert swept[9]["logits_equal"] == int(agreement.bits_equal(full.logits, split.logits).all())
     assert swept[9]["relative_rms"] == agreement.drift(full.logits, split.logits).relative_rms.item()
 
 
 def test_control_a_changed_key_is_a_changed_cache(llama, ids):
-    with torch.inference_mode():
-        one, other = full_and_split.prefill(llama, ids), full_and_split.prefill(llama, ids)
-        assert length_sweep.cache_equal(one, other)
-        other.layers[3].keys[0, 1, 5, 2] += 1e-6
-        assert not length_sweep.cache_equal(one, other)
+    one, other = full_and_split.prefill(llama, ids), full_and_split.prefill(llama, ids)
+    assert length_sweep.cache_equal(one, other)
+    other.layers[3].keys[0, 1, 5, 2] += 1e-6
+    assert not length_sweep.cache_equal(one, other)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(request, ids, family):
-    model = request.getfixturevalue(family)
-    with torch.inference_mode():
-        reference, written = full_and_split.full_pass(model, ids), cache_factorial.caches(model, ids)
-        found = cache_factorial.query(model, ids, written[rows.FROM_FULL], rows.ALL_ROWS)
+def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(llama, gpt2, ids, family):
+    model = {"llama": llama, "gpt2": gpt2}[family]
+    reference, written = full_and_split.full_pass(model, ids), cache_factorial.caches(model, ids)
+    found = cache_factorial.query(model, ids, written[rows.FROM_FULL], rows.ALL_ROWS)
     assert agreement.bits_equal(reference.logits, found.logits).all()
     assert {cache.get_seq_length() for cache in written.values()} == {ids.shape[1] - 1}
 
@@ -204,10 +201,9 @@ def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(request, ids, f
 def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
     wrong = ids.clone()
     wrong[0, 3] += 1
-    with torch.inference_mode():
-        reference = full_and_split.full_pass(llama, ids)
-        cache = cache_factorial.caches(llama, wrong)[rows.FROM_PREFILL]
-        among, alone = (cache_factorial.query(llama, ids, cache, how) for how in (rows.ALL_ROWS, rows.ONE_ROW))
+    reference = full_and_split.full_pass(llama, ids)
+    cache = cache_factorial.caches(llama, wrong)[rows.FROM_PREFILL]
+    among, alone = (cache_factorial.query(llama, ids, cache, how) for how in (rows.ALL_ROWS, rows.ONE_ROW))
     assert agreement.drift(reference.logits, among.logits).relative_rms > 1e-3
     assert agreement.drift(alone.logits, among.logits).relative_rms < 1e-5
 
@@ -219,14 +215,10 @@ KINDS = {"embed": "embedding", "q_proj": "linear", "act": "elementwise", "down_p
 PLACES = ((None, "embed"), (0, "q_proj"), (0, "act"), (1, "q_proj"), (1, "act"), (None, "down_proj"))
 
 
-def every(**columns) -> pd.DataFrame:
-    """Make a row of each combination of values."""
-    return pd.DataFrame(itertools.product(*columns.values()), columns=[*columns])
-
-
 def replayed(*differing, unequal=(), texts=TEXTS) -> pd.DataFrame:
     """Replay texts; (pass, layer, operation) names what differs, and what is given other inputs."""
-    made = every(dtype=DTYPES, sample=texts, order=range(6), name=PASSES).assign(model="m", attention="sdpa")
+    every = itertools.product(DTYPES, texts, range(6), PASSES)
+    made = pd.DataFrame(every, columns=["dtype", "sample", "order", "name"]).assign(model="m", attention="sdpa")
     calls = [(name, *PLACES[order]) for order, name in zip(made["order"], made["name"], strict=True)]
     differs = pd.Series([call in differing for call in calls])
     made[["layer", "operation"]] = [call[1:] for call in calls]
@@ -240,21 +232,18 @@ def linear(name: str) -> list[tuple]:
     return [(name, *place) for place in PLACES if KINDS[place[1]] == "linear"]
 
 
-@pytest.mark.parametrize(
-    ("made", "hold", "fail"),
-    [
-        (replayed(), "one-row-bf16 row-wise-never control",
-         "one-row-linear-fp32 begins-at-q bf16-begins-later bf16-begins-in-the-step"),
-        (replayed(*linear(LAST)), "one-row-linear-fp32 prefill-linear-never",
-         "one-row-bf16 down-proj-alone-in-bf16-on-amd"),
-        (replayed(*linear(PREFILL)), "row-wise-never", "one-row-linear-fp32 prefill-linear-never"),
-        (replayed((LAST, None, "down_proj")), "down-proj-alone-in-bf16-on-amd", ""),
-        (replayed((LAST, 0, "q_proj")), "other-products-differ-in-bf16", ""),
-        (replayed((PREFILL, 0, "act"), (ALL, 0, "act")), "", "row-wise-never control"),
-        (replayed((REAL, 0, "q_proj"), (REAL, 0, "act")), "begins-at-q", "bf16-begins-later"),
-        (replayed((REAL, 0, "act")), "bf16-begins-later bf16-begins-in-the-step", "begins-at-q"),
-    ],
-)
+@pytest.mark.parametrize(("made", "hold", "fail"), [
+    (replayed(), "one-row-bf16 row-wise-never control",
+     "one-row-linear-fp32 begins-at-q bf16-begins-later bf16-begins-in-the-step"),
+    (replayed(*linear(LAST)), "one-row-linear-fp32 prefill-linear-never",
+     "one-row-bf16 down-proj-alone-in-bf16-on-amd"),
+    (replayed(*linear(PREFILL)), "row-wise-never", "one-row-linear-fp32 prefill-linear-never"),
+    (replayed((LAST, None, "down_proj")), "down-proj-alone-in-bf16-on-amd", ""),
+    (replayed((LAST, 0, "q_proj")), "other-products-differ-in-bf16", ""),
+    (replayed((PREFILL, 0, "act"), (ALL, 0, "act")), "", "row-wise-never control"),
+    (replayed((REAL, 0, "q_proj"), (REAL, 0, "act")), "begins-at-q", "bf16-begins-later"),
+    (replayed((REAL, 0, "act")), "bf16-begins-later bf16-begins-in-the-step", "begins-at-q"),
+])
 def test_statements_on_operations_hold_and_fail_by_what_differs(results, made, hold, fail):
     found = with_rows(results, operation_replay=made)
     # Whatever processor they speak of: made rows are of none.
@@ -272,13 +261,10 @@ def test_an_operation_is_blamed_where_it_differs_on_equal_inputs_and_nowhere_els
     }
 
 
-@pytest.mark.parametrize(
-    ("differing", "unequal", "told"),
-    [
-        ([(1, "q_proj"), (1, "act")], [(1, "q_proj")], ["1 of 1", "0 of 1", "layer 1 q_proj (1)"]),
-        ([(None, "embed")], [], ["1 of 1", "1 of 1", "embed (1)"]), ([], [], ["0 of 1", "", ""]),
-    ],
-)
+@pytest.mark.parametrize(("differing", "unequal", "told"), [
+    ([(1, "q_proj"), (1, "act")], [(1, "q_proj")], ["1 of 1", "0 of 1", "layer 1 q_proj (1)"]),
+    ([(None, "embed")], [], ["1 of 1", "1 of 1", "embed (1)"]), ([], [], ["0 of 1", "", ""]),
+])
 def test_the_first_difference_is_the_earliest_and_says_whether_the_step_began_it(results, differing, unequal, told):
     differing, unequal = ([(REAL, *place) for place in places] for places in (differing, unequal))
     found = with_rows(results, operation_replay=replayed(*differing, unequal=unequal, texts=[0]))

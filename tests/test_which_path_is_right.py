@@ -4,18 +4,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import run_of, with_rows
+from planted import run_of
+from torch.nn import functional
+from transformers import cache_utils
 
 from kvbook.measuring import estimates as fits
 from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.in_fp64 import widened
-from kvbook.models import loading
+from kvbook.models import corpus, loading
 from kvreport.chapters.which_path_is_right import measures, path_errors, rows, tables
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+from kvreport.publishing import evaluated, verdicts
 from kvreport.publishing import found as found_in
-from kvreport.publishing import statements, verdicts
-from kvreport.publishing.found import Found
+from kvreport.running import planning
 from kvreport.site import ledger
+
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 NAME = "which_path_is_right"
 
@@ -28,27 +32,15 @@ def settings(llama_folder, gpt2_folder, text_folder):
     )
 
 
-@pytest.fixture(scope="module")
-def run(settings):
-    return path_errors.EXPERIMENT.run(settings)
-
-
-@pytest.fixture(scope="module")
-def results(run):
-    """The run with its rows by name, each made once for all tests that only read."""
-    return found_in.of_runs(NAME, {"path_errors": run})
-
-
 # The reference
 
 
 def test_the_reference_rounds_to_fp64_and_control_a_llama_merely_loaded_in_fp64_rounds_to_fp32(llama, ids):
     reference = truth.in_double_precision(llama)
-    with torch.inference_mode():
-        as_loaded = path_errors.at_once(reference, ids, 8).logits
-        with widened(torch.float64):
-            full = path_errors.at_once(reference, ids, 8).logits
-            single = path_errors.token_by_token(reference, ids, 8)[0].logits
+    as_loaded = path_errors.at_once(reference, ids, 8).logits
+    with widened(torch.float64):
+        full = path_errors.at_once(reference, ids, 8).logits
+        single = path_errors.token_by_token(reference, ids, 8)[0].logits
     assert full.dtype == torch.float64
     assert (truth.errors(full, single, single).first < 1e-13).all()
     assert (truth.errors(full, as_loaded, as_loaded).first > 1e-9).all()
@@ -104,7 +96,7 @@ def test_two_errors_and_their_angle_give_the_distance_of_the_paths():
 
 
 def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
-    with torch.inference_mode(), widened(torch.float64):
+    with widened(torch.float64):
         true = path_errors.at_once(truth.in_double_precision(llama), ids, 8)
     made = pd.DataFrame(path_errors.rows_of(true, true, true, ids[0, -8:], 16))
     errors = made[made["place"] != "vocabulary"]
@@ -118,10 +110,9 @@ def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
 
 
 def test_the_cached_path_is_the_uncached_one_but_for_rounding_and_the_injected_fault_is_not(llama, ids):
-    with torch.inference_mode():
-        full = path_errors.at_once(llama, ids, 8)
-        single, cache = path_errors.token_by_token(llama, ids, 8)
-        early = path_errors.off_by_one(llama, ids, cache)
+    full = path_errors.at_once(llama, ids, 8)
+    single, cache = path_errors.token_by_token(llama, ids, 8)
+    early = path_errors.off_by_one(llama, ids, cache)
     assert torch.allclose(full.hidden, single.hidden, atol=1e-4)
     assert torch.allclose(full.logits, single.logits, atol=1e-4)
     assert (full.last().logits - early.logits).abs().max() > 1e-2
@@ -129,9 +120,8 @@ def test_the_cached_path_is_the_uncached_one_but_for_rounding_and_the_injected_f
 
 def test_a_model_without_positions_has_no_injected_fault(family_folders, ids):
     model = loading.load(str(family_folders["mpt"])).model
-    with torch.inference_mode():
-        _, cache = path_errors.token_by_token(model, ids, 8)
-        assert path_errors.off_by_one(model, ids, cache) is None
+    _, cache = path_errors.token_by_token(model, ids, 8)
+    assert path_errors.off_by_one(model, ids, cache) is None
 
 
 def test_what_logits_mean_is_what_it_is_written_out():
@@ -148,25 +138,22 @@ def test_what_logits_mean_is_what_it_is_written_out():
 # The rows
 
 
-def test_every_path_is_held_against_the_reference_at_every_place_once(run):
-    assert not run.rows.duplicated(["model", "dtype", "sample", "path", "place", "layer", "position", "token"]).any()
-    series = run.rows.query("path == @rows.CACHED").groupby(["model", "dtype", "sample"])
+def test_every_path_is_held_against_the_reference_at_every_place_once(results):
+    keys = ["model", "dtype", "sample", "path", "place", "layer", "position", "token"]
+    assert not results["path_errors"].duplicated(keys).any()
+    series = results["path_errors"].query(f"path == {rows.CACHED!r}").groupby(["model", "dtype", "sample"])
     assert len(series) == 2 * 2 * 4
     for _, own in series:
         assert own.loc[own["place"] == "hidden", "layer"].tolist() == list(range(7))
         assert own.loc[own["place"] == "logits", "position"].tolist() == list(range(8, 16))
 
 
-def test_the_next_tokens_are_those_of_the_text(run, settings):
-    from kvbook.models import corpus
-
+def test_the_next_tokens_are_those_of_the_text(results, settings):
     loaded = loading.load(settings.model)
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens + 1))
-    with torch.inference_mode():
-        logits = loaded.model(torch.tensor([sample.ids])).logits[0]
-    own = run.rows.query(
-        "model == 'small-llama' and dtype == 'float32' and sample == 0 and place == 'logits' and path == @rows.CACHED"
-    )
+    logits = loaded.model(torch.tensor([sample.ids])).logits[0]
+    where = f"model == 'small-llama' and dtype == 'float32' and place == 'logits' and path == {rows.CACHED!r}"
+    own = results["path_errors"].query(f"{where} and sample == 0")
     last = own.iloc[-1]
     expected = -torch.log_softmax(logits.double(), -1)[int(last["position"]), sample.ids[int(last["position"]) + 1]]
     assert last["nats"] == pytest.approx(expected.item(), abs=1e-5)
@@ -176,19 +163,16 @@ def test_the_next_tokens_are_those_of_the_text(run, settings):
 # The statistics
 
 
-def results_of(made: pd.DataFrame) -> Found:
-    return found_in.of_runs(NAME, {"path_errors": run_of(made, models=[{"weights": "stand-in", "parameters": 1}])})
-
-
 def test_a_position_off_by_one_is_significantly_worse_in_every_dtype(results):
-    series = tables.series(results).query("path == @rows.OFF_BY_ONE")
+    series = tables.series(results).query(f"path == {rows.OFF_BY_ONE!r}")
     assert len(series) == 4
     assert series["ratio"].map(lambda e: e.low > 2).all()
     assert series["closer"].map(lambda e: e.value == 0).all()
 
 
-def test_ties_are_no_ones_success(run):
-    series = tables.series(results_of(run.rows.assign(error=run.rows["error_full"])))
+def test_ties_are_no_ones_success(results):
+    equal = run_of(results["path_errors"].eval("error = error_full"), models=[{"weights": "stand-in", "parameters": 1}])
+    series = tables.series(found_in.of_runs(NAME, {"path_errors": equal}))
     assert series["closer"].isna().all()
     assert (series["ties"] == series["n"]).all()
     assert series["ratio"].map(lambda e: e.value == pytest.approx(1)).all()
@@ -202,7 +186,7 @@ def test_noise_about_zero_has_nothing_in_common_and_a_shift_has():
         assert low < found.low < found.value < found.high < high
 
 
-# The claim, the ledger and the statements
+# The claim and the ledger
 
 
 def test_a_second_chapter_judges_the_claims_that_name_it_in_a_table_of_its_own(results):
@@ -217,13 +201,46 @@ def test_the_table_of_a_second_chapter_belongs_to_its_document():
     assert [ledger._document(table) for table in tables] == ["issue-25420", "issue-25420", "issue-2542"]
 
 
-def outcome(name: str, found: Found) -> str:
-    return statements.check(measures.STATEMENTS[name], found).outcome
+# A default build can disagree with the book: what harms the model changes statements that are named here beforehand.
+# Experiment and settings are those of its chapter, on fewer and shorter texts, and the comparison is the page's.
+
+FEW = {"n_samples": 4, "n_tokens": 12, "dtypes": ("float32", "bfloat16")}
 
 
-def test_the_reference_is_finer_and_the_dtype_decides_and_control_a_coarser_one_or_an_error_like_fp32s(results):
-    assert outcome("reference-is-finer", results) == outcome("dtype-decides", results) == "holds"
-    made = results["path_errors"]
-    coarser = made.assign(error=made["error"].where(made["path"] != rows.CHECK, 1e-3))
-    assert outcome("reference-is-finer", with_rows(results, path_errors=coarser)) == "fails"
-    assert outcome("dtype-decides", with_rows(results, path_errors=made.assign(error_full=1e-3))) == "fails"
+def keys_in_8_bits(monkeypatch):
+    stock = cache_utils.DynamicLayer.update
+
+    def update(self, keys, values, *args, **options):
+        scale = keys.abs().amax(-1, keepdim=True) / 127
+        return stock(self, (keys / scale).round() * scale, values, *args, **options)
+
+    monkeypatch.setattr(cache_utils.DynamicLayer, "update", update)
+
+
+def sums_in_16_bits(monkeypatch):
+    def forward(self, inputs):
+        if inputs.dtype != torch.float32:
+            return functional.linear(inputs, self.weight, self.bias)
+        total = torch.zeros((), dtype=torch.bfloat16)
+        for part, weight in zip(inputs.split(64, -1), self.weight.split(64, -1), strict=True):
+            total = (total.float() + functional.linear(part, weight)).bfloat16()
+        return total.float()
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", forward)
+
+
+@pytest.mark.parametrize(("harm", "differ"), [
+    (None, set()), (keys_in_8_bits, {"cached-no-worse", "reference-is-finer"}),
+    (sums_in_16_bits, {"dtype-decides", "loading-in-fp64-is-not"}),
+])
+def test_harmed_arithmetic_changes_the_statements_named_and_sound_arithmetic_changes_none(
+    harm, differ, monkeypatch, runs, real_model
+):
+    if harm:
+        harm(monkeypatch)
+    (chapter,) = (one for one in planning.plan() if one.name == NAME)
+    run = path_errors.EXPERIMENT.run(path_errors.EXPERIMENT.settings.checked(**chapter.values() | FEW))
+    folders = {path_errors.EXPERIMENT.name: str(run.folder.relative_to(runs))}
+    statements = evaluated._own(NAME, evaluated.published(NAME), folders)["statements"]
+    assert {name for name, one in statements.items() if one["comparison"] == "differs"} == differ
+    assert sum(one["comparison"] == "agrees" for one in statements.values()) >= (1 if harm else 3)

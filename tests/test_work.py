@@ -1,13 +1,17 @@
-"""What is said before an experiment on a large trained model starts."""
+"""What an experiment takes: what is said before one on a large trained model starts, and its share of the cores."""
 
+import contextlib
+import inspect
+import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
-from kvbook import progress
+from kvbook import fingerprint, progress
 from kvbook.measuring import costs
 from kvbook.models import loading
-from kvbook.runs import work
+from kvbook.runs import threads, work
 from kvbook.runs.experiment import Experiment, Work
 from kvbook.settings import Settings
 from kvreport.running import catalogue, planning
@@ -30,16 +34,12 @@ def counted(monkeypatch):
     monkeypatch.setattr(loading, "config_of", lambda model, weights: given)
 
 
-def chapter_of(experiment: Experiment) -> str:
-    return experiment.settings.__module__.split(".")[2]
-
-
 def test_every_experiment_that_takes_long_on_a_trained_model_says_how_much_it_does_and_fewer_texts_are_less():
     default = {chapter.name: chapter.parameters for chapter in planning.plan()}
     for chapter in planning.plan("trained"):
         values = chapter.values()
         for name, experiment in catalogue.EXPERIMENTS.items():
-            if chapter_of(experiment) != chapter.name:
+            if experiment.settings.__module__.split(".")[2] != chapter.name:
                 continue
             if experiment.work is None:
                 # A chapter without a set of parameters for it says nothing of it.
@@ -99,3 +99,54 @@ def test_the_prediction_is_said_once_and_stands_before_every_line_of_progress(co
     for expected in (True, False):
         experiment.run(asked)
         assert ("predicted: about " in capfd.readouterr().err) is expected
+
+
+# An experiment's share of the cores; what measures time has them all.
+
+@pytest.fixture
+def two_threads():
+    with threads.using(2):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("asked", "whole", "inside"), [("1", False, 1), ("1", True, 2), (None, False, 2), ("", False, 2), ("8", False, 2)]
+)
+def test_the_share_is_what_is_asked_for_never_more_than_there_is_and_given_back(
+    two_threads, monkeypatch, asked, whole, inside
+):
+    monkeypatch.setenv(threads.THREADS_VARIABLE, asked or "")
+    if asked is None:
+        monkeypatch.delenv(threads.THREADS_VARIABLE)
+    with contextlib.suppress(ZeroDivisionError), threads.share(whole=whole):
+        assert torch.get_num_threads() == inside
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+
+
+def test_an_experiment_is_called_timed_where_it_uses_the_clock_and_has_the_machine_where_it_sets_threads():
+    clock = "kvbook.measuring.timing"
+    for name, experiment in catalogue.EXPERIMENTS.items():
+        module = experiment.measure.__module__
+        source = inspect.getsource(sys.modules[module])
+        reached = fingerprint.reached(module) if experiment.timed else fingerprint.imports_of(source, module)
+        assert (clock in reached) is experiment.timed, name
+        # The atlas starts workers of its own.
+        assert experiment.own_threads is ("threads.using(" in source or "_WORKERS" in source), name
+        assert experiment.needs_the_machine is (experiment.timed or experiment.own_threads)
+    timed = {name for name, experiment in catalogue.EXPERIMENTS.items() if experiment.timed}
+    assert {"static_speed", "mitigations", "exact_cost", "scratch_speed"} <= timed
+    assert not {"layer_drift", "exact_ways", "exact_ladder", "seams", "gemm_map"} & timed
+
+
+@pytest.mark.parametrize(("timed", "used"), [(False, 1), (True, 2)])
+def test_a_run_notes_the_threads_that_it_had(two_threads, monkeypatch, runs, timed, used):
+    monkeypatch.setenv(threads.THREADS_VARIABLE, "1")
+    seen = []
+
+    def measure(settings, made_of, writer):
+        seen.append(torch.get_num_threads())
+        writer.append("unit", [{"x": 1}])
+
+    run = Experiment("named", Settings, lambda settings: {}, measure, timed=timed).run(Settings())
+    assert (seen, run.about["machine"]["threads"]) == ([used], used)

@@ -1,11 +1,16 @@
-"""Mixtures of experts, convolutions and recurrent states: a token's bits are its own, whoever comes with it."""
+"""Experts, convolutions, recurrent states, windows: a token's bits are its own, whoever comes with it."""
+
+import itertools
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from kvbook.exact import convolutions, pointwise, row_invariant, rows, switch, verify
 from kvbook.exact.kernels import base
+
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 
@@ -36,13 +41,12 @@ def single_rows_that_differ(shape, dtype):
     """Count the rows of one expert whose bits are others alone than among forty, of sums that are zero."""
     experts, inner, columns = shape
     weights = torch.zeros(experts, columns, inner, dtype=dtype).transpose(1, 2)
-    with torch.inference_mode():
-        x, matrix, _ = rows._telling(40, weights[1], None)
-        weights[1] = matrix
-        behind = torch.arange(experts) >= 1
-        with row_invariant():
-            together = torch.nn.functional.grouped_mm(x, weights, offs=(40 * behind).int())
-            alone = [torch.nn.functional.grouped_mm(row, weights, offs=behind.int()) for row in x.split(1)]
+    x, matrix, _ = rows._telling(40, weights[1], None)
+    weights[1] = matrix
+    behind = torch.arange(experts) >= 1
+    with row_invariant():
+        together = torch.nn.functional.grouped_mm(x, weights, offs=(40 * behind).int())
+        alone = [torch.nn.functional.grouped_mm(row, weights, offs=behind.int()) for row in x.split(1)]
     assert together.any()
     return sum(not torch.equal(one, row) for one, row in zip(alone, together.split(1), strict=True))
 
@@ -77,7 +81,7 @@ def test_control_experts_products_left_to_the_library_are_seen(monkeypatch):
 
 def test_grouped_products_are_right_also_of_no_token_and_of_rows_of_no_expert():
     weights, offs, x = torch.randn(3, 16, 32), torch.tensor([0, 2, 2], dtype=torch.int32), torch.randn(4, 16)
-    with torch.inference_mode(), row_invariant():
+    with row_invariant():
         assert torch.nn.functional.grouped_mm(torch.randn(0, 16), weights, offs=offs * 0).shape == (0, 32)
         found = torch.nn.functional.grouped_mm(x, weights, offs=offs)
     assert torch.allclose(found[:2], x[:2] @ weights[1], atol=1e-5)
@@ -86,11 +90,10 @@ def test_grouped_products_are_right_also_of_no_token_and_of_rows_of_no_expert():
 
 def convolved_alike(layer, x) -> bool:
     """Tell whether each position has the bits that it has without others, and roughly torch's own value."""
-    with torch.inference_mode():
-        stock = layer(x)
-        with row_invariant():
-            whole = layer(x)
-            alone = [layer(x[:1, :, i : i + 4]) for i in range(x.shape[2] - 3)]
+    stock = layer(x)
+    with row_invariant():
+        whole = layer(x)
+        alone = [layer(x[:1, :, i : i + 4]) for i in range(x.shape[2] - 3)]
     assert torch.allclose(whole.float(), stock.float(), atol=1e-5 if x.dtype == torch.float32 else 2e-2)
     return torch.equal(torch.cat(alone, 2), whole[:1])
 
@@ -129,12 +132,11 @@ def test_control_a_convolution_whose_taps_are_added_in_another_order_for_one_pos
 def test_a_rows_norm_does_not_depend_on_how_rows_lie_and_control_stock_does(order):
     x = normal(40, 577)
     scattered = x.t().contiguous().t()
-    with torch.inference_mode():
-        stock = [torch.linalg.vector_norm(each, order, dim=-1) for each in (x, scattered)]
-        with row_invariant():
-            found = [torch.linalg.vector_norm(each, order, dim=-1) for each in (x, scattered)]
-            assert torch.equal(*found)
-            assert all(torch.equal(torch.linalg.vector_norm(x[i], order, dim=-1), found[0][i]) for i in range(40))
+    stock = [torch.linalg.vector_norm(each, order, dim=-1) for each in (x, scattered)]
+    with row_invariant():
+        found = [torch.linalg.vector_norm(each, order, dim=-1) for each in (x, scattered)]
+        assert torch.equal(*found)
+        assert all(torch.equal(torch.linalg.vector_norm(x[i], order, dim=-1), found[0][i]) for i in range(40))
     assert torch.allclose(found[0], stock[0], rtol=1e-5)
     if order == 2:
         assert not torch.equal(*stock), "control"
@@ -146,7 +148,7 @@ def test_a_sum_behind_a_convolution_has_equal_bits_for_one_position_and_for_many
     def summed(part):
         return torch.nn.functional.silu(layer(part)).transpose(1, 2).mean(-1)
 
-    with torch.inference_mode(), row_invariant():
+    with row_invariant():
         assert torch.equal(torch.cat([summed(x[:, :, i : i + 4]) for i in range(17)], 1), summed(x))
 
 
@@ -217,3 +219,84 @@ def test_control_a_softmax_of_torch_that_sums_otherwise_somewhere_is_not_trusted
     monkeypatch.setattr(pointwise, "base", lambda *_: softmax)
     holds = pointwise._stock_holds.__wrapped__(torch.float32, torch.get_num_threads())
     assert holds is (where == "not at all")
+
+
+# Attention of queries that see keys of their own: windows, chosen keys, heads of unequal widths.
+
+def _random(heads, key_heads, queries, keys, width, dtype=torch.float32, value_width=None):
+    generator = torch.Generator().manual_seed(keys)
+    shapes = ((heads, queries, width), (key_heads, keys, width), (key_heads, keys, value_width or width))
+    return [torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def as_stock(found, stock):
+    return torch.allclose(found.float(), stock.float(), atol=1e-5 if found.dtype == torch.float32 else 2e-2)
+
+
+@DTYPES
+@pytest.mark.parametrize("key_heads", [6, 2, 1])
+def test_a_query_that_sees_chosen_keys_has_the_bits_of_a_step_on_those_keys_alone(dtype, key_heads):
+    q, k, v = _random(6, key_heads, 11, 700, 32, dtype)
+    mask = torch.rand(11, 700, generator=torch.Generator().manual_seed(1)) < 0.9
+    mask[3] = True
+    mask[4:8] = torch.arange(700) < 600
+    with row_invariant():
+        together = attend(q, k, v, attn_mask=mask, enable_gqa=True)
+        for i in range(11):
+            alone = attend(q[:, :, [i]], k[:, :, mask[i]], v[:, :, mask[i]], enable_gqa=True)
+            assert torch.equal(together[:, :, [i]], alone), i
+    assert as_stock(together, attend(q, k, v, attn_mask=mask, enable_gqa=True))
+
+
+def test_heads_that_see_keys_of_their_own_are_attended_to_one_by_one():
+    q, k, v = _random(4, 2, 9, 60, 16)
+    mask = torch.rand(1, 4, 9, 60, generator=torch.Generator().manual_seed(1)) < 0.5
+    with row_invariant():
+        together = attend(q, k, v, attn_mask=mask, enable_gqa=True)
+        for head, i in itertools.product(range(4), range(9)):
+            some = [x[:, [head // 2]][:, :, mask[0, head, i]] for x in (k, v)]
+            assert torch.equal(together[:, [head]][:, :, [i]], attend(q[:, [head]][:, :, [i]], *some))
+
+
+@DTYPES
+def test_values_of_another_width_than_the_keys_keep_a_querys_bits(dtype):
+    q, k, v = _random(4, 4, 30, 30, 24, dtype, value_width=16)
+    with row_invariant():
+        whole = attend(q, k, v, is_causal=True)
+        for i in range(30):
+            assert torch.equal(attend(q[:, :, [i]], k[:, :, : i + 1], v[:, :, : i + 1]), whole[:, :, [i]])
+    assert as_stock(whole, attend(q, k, v, is_causal=True))
+
+
+@pytest.mark.parametrize("heads", [4, 10])
+def test_a_bias_beside_the_window_is_kept(heads):
+    q, k, v = _random(heads, 2, 9, 40, 16)
+    window = (torch.arange(40) > torch.arange(9)[:, None] + 5) & (torch.arange(40) <= torch.arange(9)[:, None] + 31)
+    bias = torch.randn(1, heads, 9, 40, generator=torch.Generator().manual_seed(2)).masked_fill(~window, -torch.inf)
+    with row_invariant():
+        found = attend(q, k, v, attn_mask=bias, enable_gqa=True)
+    assert as_stock(found, attend(q, k, v, attn_mask=bias, enable_gqa=True))
+
+
+def test_a_logarithm_of_summed_exponentials_is_its_querys_own_and_control_stock_is_not():
+    scores = torch.randn(1, 2, 300, 300, generator=torch.Generator().manual_seed(3))
+    window = torch.ones(300, 300).tril().bool() & torch.ones(300, 300).triu(-140).bool()
+    masked = scores.masked_fill(~window, torch.finfo(torch.float32).min)
+
+    def alone():
+        return torch.cat([torch.logsumexp(scores[:, :, [i]][..., window[i]], -1) for i in range(300)], -1)
+
+    stock, stock_alone = torch.logsumexp(masked, -1), alone()
+    with row_invariant():
+        found = torch.logsumexp(masked, -1)
+        assert torch.equal(found, alone())
+        assert torch.logsumexp(masked, -1, keepdim=True).shape == (1, 2, 300, 1)
+    assert torch.allclose(found, stock, atol=1e-5)
+    assert not torch.equal(stock, stock_alone), "control"
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(1, 1, 6, 6).bool(), torch.full((1, 1, 6, 6), float("-inf"))])
+def test_a_query_that_sees_nothing_gives_numbers(mask):
+    q, k, v = _random(2, 2, 6, 6, 24, value_width=16)
+    with row_invariant():
+        assert attend(q, k, v, attn_mask=mask).isfinite().all()
