@@ -141,7 +141,7 @@ ESTIMATES = {
 }
 # Of one fit, of published numbers, or what estimates are made of.
 OTHERS = {"growth_per_layer", "geometric_mean_ratio", "percentiles", "resample", "common_share", "flat", "two_digits",
-          "wilson"}
+          "wilson", "mean_of", "slopes"}
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
