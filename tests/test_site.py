@@ -183,7 +183,8 @@ def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, mo
 
 def test_a_chapter_that_ran_again_has_its_page_read_and_those_of_all_chapters_and_no_other(tmp_path):
     texts = {"environment": "<!-- part: runs -->", "cards": "<!-- part: cards -->"}
-    read_again = rereading(tmp_path, ("one", "two"), **texts | dict.fromkeys(("one", "two", "text"), "words"))
+    texts |= dict.fromkeys(("one", "two", "text"), "words")
+    read_again = rereading(tmp_path, ("one", "two"), **texts)
 
     def ran(name, started):
         (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": {"kvbook": {"started": started}}}))
