@@ -82,7 +82,7 @@ def test_rows_of_streamed_weights_are_equal_in_every_bit_to_those_of_a_model_in_
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory):
+def made(tmp_path_factory):
     torch.manual_seed(5)
     to = tmp_path_factory.mktemp("llama")
     loading.from_config(MODELS["llama"], torch.bfloat16).save_pretrained(to)
@@ -103,8 +103,8 @@ def test_a_cache_that_is_switched_off_is_measured_on_and_off_in_one_reading_of_t
     assert all(row["held"] for row in on["float32"])
 
 
-def test_control_other_weights_of_one_layer_give_other_rows(llama, tmp_path, monkeypatch):
-    models = opened(llama, ["float32"])
+def test_control_other_weights_of_one_layer_give_other_rows(made, tmp_path, monkeypatch):
+    models = opened(made, ["float32"])
     stock = streamed.Checkpoint.load
 
     def load(source, model, part):
@@ -112,18 +112,18 @@ def test_control_other_weights_of_one_layer_give_other_rows(llama, tmp_path, mon
         return {name: value * (1.01 if part.endswith("layers.1") else 1) for name, value in found.items()}
 
     monkeypatch.setattr(streamed.Checkpoint, "load", load)
-    assert layer_by_layer(models, tmp_path)["float32"] != in_memory(llama, "float32")
+    assert layer_by_layer(models, tmp_path)["float32"] != in_memory(made, "float32")
 
 
-def test_control_a_cache_whose_lengths_are_foreseen_wrongly_is_refused_or_shows(llama, tmp_path, monkeypatch):
+def test_control_a_cache_whose_lengths_are_foreseen_wrongly_is_refused_or_shows(made, tmp_path, monkeypatch):
     stock = layerwise.Call.fed_before
     monkeypatch.setattr(layerwise.Call, "fed_before", lambda call: stock(call)[1:])
     with pytest.raises(layerwise.NotLayerByLayer, match="other lengths than were foreseen"):
-        layer_by_layer(opened(llama, ["float32"]), tmp_path)
+        layer_by_layer(opened(made, ["float32"]), tmp_path)
 
 
-def test_one_part_is_in_memory_at_a_time_and_a_use_of_any_other_gives_nan(llama, tmp_path):
-    models = opened(llama, ["float32"])
+def test_one_part_is_in_memory_at_a_time_and_a_use_of_any_other_gives_nan(made, tmp_path):
+    models = opened(made, ["float32"])
     model = models["float32"].model
     there = []
 
@@ -140,9 +140,9 @@ def test_one_part_is_in_memory_at_a_time_and_a_use_of_any_other_gives_nan(llama,
     assert all(row["drift"] < 1e-4 for row in found["float32"])
 
 
-def test_a_run_that_was_stopped_goes_on_at_its_last_layer_and_gives_the_same_rows(llama, tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_goes_on_at_its_last_layer_and_gives_the_same_rows(made, tmp_path, monkeypatch):
     monkeypatch.setattr(kept_calls, "_SECONDS", 0.0)
-    want, parts = in_memory(llama, "float32"), []
+    want, parts = in_memory(made, "float32"), []
 
     def stop(part):
         parts.append(part)
@@ -150,15 +150,15 @@ def test_a_run_that_was_stopped_goes_on_at_its_last_layer_and_gives_the_same_row
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        layer_by_layer(opened(llama, ["float32"]), tmp_path, stop)
+        layer_by_layer(opened(made, ["float32"]), tmp_path, stop)
     again = []
-    assert layer_by_layer(opened(llama, ["float32"]), tmp_path, again.append)["float32"] == want
+    assert layer_by_layer(opened(made, ["float32"]), tmp_path, again.append)["float32"] == want
     assert (parts[0], again[0]) == ("model.embed_tokens", "model.layers.2")
     assert not list(tmp_path.iterdir()), "what was kept is deleted at the end"
 
 
-def test_random_weights_are_those_of_their_seed_whatever_is_drawn_before_them(llama):
-    config = sources.resolve(str(llama), "stand-in").config
+def test_random_weights_are_those_of_their_seed_whatever_is_drawn_before_them(made):
+    config = sources.resolve(str(made), "stand-in").config
 
     def layer(seed, *before):
         one = streamed.Streamed(config, torch.float32, streamed.Drawn(seed))
@@ -173,7 +173,7 @@ def test_random_weights_are_those_of_their_seed_whatever_is_drawn_before_them(ll
 
 
 @pytest.mark.parametrize("release", ["5.0", "5.10"])
-def test_early_releases_whose_loader_takes_its_plans_apart_stream_too(llama, tmp_path, monkeypatch, release):
+def test_early_releases_whose_loader_takes_its_plans_apart_stream_too(made, tmp_path, monkeypatch, release):
     stock, seen = streamed.checkpoints.convert_and_load_state_dict_in_model, []
 
     def of_5_10(model, state_dict, load_config, tp_plan, disk_offload_index=None):
@@ -186,11 +186,11 @@ def test_early_releases_whose_loader_takes_its_plans_apart_stream_too(llama, tmp
     monkeypatch.setattr(
         streamed.checkpoints, "convert_and_load_state_dict_in_model", of_5_0 if release == "5.0" else of_5_10
     )
-    want = in_memory(llama, "float32")
+    want = in_memory(made, "float32")
     if release == "5.0":
         monkeypatch.delattr(streamed.PreTrainedModel, "_get_dtype_plan")
     seen.clear()
-    assert layer_by_layer(opened(llama, ["float32"]), tmp_path)["float32"] == want
+    assert layer_by_layer(opened(made, ["float32"]), tmp_path)["float32"] == want
     assert seen
 
 
@@ -229,9 +229,9 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(llama_folder, text_folde
         check.check(asked(llama_folder, text_folder, **changes))
 
 
-def test_what_a_part_lacks_is_named(llama, tmp_path):
+def test_what_a_part_lacks_is_named(made, tmp_path):
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(llama / name, tmp_path / name)
+        shutil.copy(made / name, tmp_path / name)
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
