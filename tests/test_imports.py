@@ -22,7 +22,8 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 ORDER = (
     *(f"kvbook.{name}" for name in (
         "errors", "garbage", "paths", "progress", "native", "releases", "older", "fingerprint", "lengths", "settings",
-        "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs", "__main__",
+        "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs", "commands",
+        "__main__",
     )),
     *(f"kvreport.{name}" for name in (
         "publishing", "training", "engines", "chapters", "running", "benchmarks", "site", "commands",
@@ -34,7 +35,7 @@ BORROWERS = {None, "bug_or_rounding"}
 # What runs on machines without a library that computes, or must start without waiting for one: parts, modules, and what
 # draws a chapter's page.
 LIGHT = (
-    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__",
+    "kvbook.settings", "kvbook.paths", "kvbook.progress", "kvbook.scores", "kvbook.__main__", "kvbook.commands",
     "kvreport.commands", "kvreport.publishing", "kvreport.running.execution", "kvreport.site",
 )
 DRAWS = (".rows", ".measures", ".tables", ".figures", ".settings")
