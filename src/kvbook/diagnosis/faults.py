@@ -16,6 +16,8 @@ import torch
 from torch.nn import functional
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
+from kvbook.diagnosis import feeding
+
 Layers = Collection[int] | None
 Injected = AbstractContextManager[Any]
 # Given the ids and the cache's length, further arguments of the call.
@@ -45,12 +47,17 @@ _Call = Callable[[Callable[..., Any], torch.Tensor, Cache | None, dict[str, Any]
 
 def _calls(model: PreTrainedModel, call: _Call) -> Injected:
     """Change every call of a model."""
-    stock = model.forward
+    stock, name = model.forward, feeding.cache_name(model)
+
+    def on_a_cache(ids, past_key_values=None, **options):
+        return stock(ids, **{name: past_key_values}, **options)
 
     # The signature stays: transformers looks at it.
     @wraps(stock)
-    def forward(input_ids, past_key_values=None, **options):
-        return call(stock, input_ids, past_key_values, options)
+    def forward(input_ids, **options):
+        # From 5.24 on transformers calls it `cache`, and takes the older name too.
+        given = [options.pop(each, None) for each in (name, "past_key_values")]
+        return call(on_a_cache, input_ids, next((one for one in given if one is not None), None), options)
 
     return patch.object(model, "forward", forward)
 
