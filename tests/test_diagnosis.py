@@ -352,3 +352,21 @@ def test_the_loss_of_a_trained_model_is_lower_on_its_text_than_that_of_one_that_
     found = wrong_pass._loss([trained(text).logits], [text])
     assert found < wrong_pass._KNOWS * math.log(trained.config.vocab_size)
     assert found < wrong_pass._loss([torch.zeros(1, len(ids), trained.config.vocab_size)], [text])
+
+
+def test_a_fault_is_injected_whatever_a_release_calls_the_cache(monkeypatch):
+    model, ids = small_llama(), torch.arange(8)[None]
+    stock = model.forward
+
+    # As transformers 5.24 names it.
+    def forward(input_ids, cache=None, **options):
+        return stock(input_ids, past_key_values=cache, **options)
+
+    monkeypatch.setattr(model, "forward", forward)
+    with torch.inference_mode():
+        sound = model(ids).logits[0, -1]
+        with faults.offset_forgotten(model):
+            found = [model(ids[:, -1:], **{name: model(ids[:, :-1], use_cache=True).past_key_values}).logits[0, -1]
+                     for name in ("cache", "past_key_values")]
+    assert torch.equal(*found)
+    assert not torch.allclose(found[0], sound, atol=1e-3)
