@@ -81,11 +81,9 @@ def test_positions_are_not_counted_where_there_is_alibi(measured):
     assert set(CAUSAL) - set(counted) == {"mpt"}
 
 
-def test_without_a_cache_the_logits_are_those_of_the_last_part_alone(measured):
+def test_a_cache_that_is_never_returned_holds_nothing_and_a_sound_one_all_that_was_fed(measured):
     lost, clean = (measured[measured["fault"] == fault] for fault in ("cache never returned", CLEAN))
-    assert lost["alone"].all()
     assert (lost["held"] == 0).all()
-    assert not clean["alone"].any()
     assert (clean["held"] == clean["fed"]).all()
 
 

@@ -243,16 +243,10 @@ class _Way:
     name: str
     calls: list[Call]
     ids: torch.Tensor
-    alone: Call | None = None
 
     @property
     def fed(self) -> int:
         return self.ids.shape[1] - self.calls[-1].ids.shape[1]
-
-    def add_alone(self) -> Call:
-        """Plan a call of the last part alone, without any context."""
-        self.alone = Call(self.calls[-1].ids, {"use_cache": False}, lambda output: output.logits[:, -1])
-        return self.alone
 
     def held(self) -> int:
         seen = self.calls[-1].seen
@@ -261,7 +255,6 @@ class _Way:
 
 def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, options: dict) -> list[_Way]:
     ways = []
-    uses_cache = options.get("use_cache", getattr(runner.streamed.model.config.get_text_config(), "use_cache", None))
     for name in probe.WAYS:
         chain, before, calls = Chain(), None, []
         parts = ids.split(probe.CUTS[name](ids.shape[1], generator), 1)
@@ -270,12 +263,8 @@ def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, 
             more, keeps = ({"output_hidden_states": True}, probe.last_tokens) if is_last else ({}, bool)
             before = Call(part, options | more, keeps, chain, before)
             calls.append(before)
-        way = _Way(name, calls, ids)
-        if uses_cache is False:
-            # No cache will come back: what is fed alone is read with the rest, and not all weights again for it.
-            way.add_alone()
-        runner.calls += [*calls, *filter(None, [way.alone])]
-        ways.append(way)
+        runner.calls += calls
+        ways.append(_Way(name, calls, ids))
     return ways
 
 
@@ -302,12 +291,6 @@ def rows_of(
         kept.save(calls)
 
     run_all(list(runners.values()), after)
-    for dtype, runner in runners.items():
-        for _, _, planned in plans[dtype]:
-            for way in (way for ways in planned for way in ways):
-                if not way.held() and not way.alone:
-                    runner.calls.append(way.add_alone())
-    run_all(list(runners.values()), done)
     kept.forget()
     return [{dtype: list(_rows(dtype, plans[dtype], place)) for dtype in streamed} for place in range(len(called))]
 
@@ -315,8 +298,6 @@ def rows_of(
 def _rows(dtype: str, plan: list, place: int) -> Iterator[dict[str, Any]]:
     for batch, full, ways in plan:
         for way in ways[place]:
-            held = way.held()
-            alone = [None] * len(batch) if held else way.alone.result
-            readings = probe.compared(way.name, full.result, way.calls[-1].result, alone, held, way.fed)
+            readings = probe.compared(way.name, full.result, way.calls[-1].result, way.held(), way.fed)
             for text, reading in zip(batch, readings, strict=True):
                 yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}

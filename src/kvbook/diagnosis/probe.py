@@ -3,7 +3,7 @@
 The model is called as it stands: whether a cache comes back is its configuration's doing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +42,6 @@ class Reading:
         Tokens in the cache before the last part was fed; 0 where no cache came back.
     fed : int
         Tokens that had been fed by then.
-    alone : bool
-        Whether nothing was in the cache and the logits equal those of the last part fed by itself, without any context.
     """
 
     way: str
@@ -51,7 +49,6 @@ class Reading:
     layers: list[float]
     held: int
     fed: int
-    alone: bool
 
 
 LastTokens = list[passes.LastToken]
@@ -108,22 +105,17 @@ def readings(
         for way in ways:
             parts = CUTS[way](fed.shape[1], generator)
             found, held = cached_rows(model, fed, parts, **options)
-            # With something in the cache, attention to the last part alone would be a coincidence.
-            alone = [None] * len(found) if held else model(fed[:, -parts[-1] :], use_cache=False).logits[:, -1]
-            yield compared(way, full, found, alone, held, fed.shape[1] - parts[-1])
+            yield compared(way, full, found, held, fed.shape[1] - parts[-1])
 
 
-def compared(
-    way: str, full: LastTokens, found: LastTokens, alone: Iterable[torch.Tensor | None], held: int, fed: int
-) -> list[Reading]:
+def compared(way: str, full: LastTokens, found: LastTokens, held: int, fed: int) -> list[Reading]:
     """Compare each text's last token with that of the full pass."""
     return [
         Reading(
             way, relative(expected.logits, got.logits, centred=True).item(),
             relative(expected.hidden, got.hidden).tolist(), held, fed,
-            logits is not None and bool((logits == got.logits).all()),
         )
-        for expected, got, logits in zip(full, found, alone, strict=True)
+        for expected, got in zip(full, found, strict=True)
     ]
 
 

@@ -44,7 +44,7 @@ _OWN_PREFIX = _OWN_FULL | {"cache never returned"}
 
 def _row(
     document: str, symptom: str, source: str, sample: int, n_tokens: int, drift: float,
-    held: int | None = None, fed: int | None = None, alone: int | None = None,
+    held: int | None = None, fed: int | None = None,
 ) -> Row:
     # An empty field is read as NaN; the letters would not be.
     return locals() | {"drift": None if np.isnan(drift) else drift}
@@ -65,7 +65,7 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
         if model.dtype is torch.float64:
             stock = model(ids, use_cache=False).logits[0, -1]
             (found,), _ = probe.cached_rows(model, ids, [held, 1], use_cache=True)
-            yield _row(rows.PLANTED, rows.NARROW_INSIDE, *about, _drift(stock, found.logits), held, held, 0)
+            yield _row(rows.PLANTED, rows.NARROW_INSIDE, *about, _drift(stock, found.logits), held, held)
         for name in names:
             pair = faults.seam(tokenizer, text.ids) if name == faults.SEAM else (text.ids, text.ids)
             if pair is None:
@@ -79,9 +79,9 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
                         model, whole, fed, np.random.default_rng(0), (probe.SPLIT,),
                         None if name in _OWN_FULL else [full], **options,
                     )
-                    measured = (reading.drift, reading.held, reading.fed, int(reading.alone))
+                    measured = (reading.drift, reading.held, reading.fed)
                 else:
-                    measured = (_drift(full.logits, every_dtype.step(model, ids, prefix).logits), held, held, 0)
+                    measured = (_drift(full.logits, every_dtype.step(model, ids, prefix).logits), held, held)
             yield _row(rows.PLANTED, name, *about[:2], len(pair[1]), *measured)
 
 
@@ -146,7 +146,7 @@ def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Iterator[
         if symptom := rows.BLOG_NAMES.get((model.config.model_type, way.name)):
             for text in texts:
                 ids = torch.tensor([text.ids], device=model.device)
-                drift = _drift(way.full(ids), way.split(ids)[0])
+                drift = _drift(way.model(ids).logits[0, -1], way.split(ids)[0])
                 yield _row(rows.BLOG, symptom, text.source, text.index, ids.shape[1], drift)
 
 
