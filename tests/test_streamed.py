@@ -25,6 +25,8 @@ from kvbook.diagnosis.kept_calls import KeptCalls
 from kvbook.errors import UserError
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
+from kvreport.chapters.blog_past import past_tables
+from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations
@@ -291,3 +293,19 @@ def test_a_chapter_refuses_a_part_that_is_larger_than_its_memory_before_it_begin
     given = {"model": str(llama_folder), "reference_model": str(llama_folder), "corpus": str(text_folder)}
     with pytest.raises(UserError, match=r"the largest part in float32 takes about .* more than memory allows"):
         by_layer.EXPERIMENT.run(LayerDriftSettings.checked(**given, n_samples=1, n_tokens=8, memory="0.1MB"))
+
+
+def test_the_chapter_on_the_blog_post_measures_equal_rows_in_little_memory(
+    family_folders, gpt2_folder, text_folder, in_little_memory
+):
+    families = [str(family_folders[name]) for name in ("roberta", "mpt", "falcon")]
+    given = {"model": str(gpt2_folder), "families": families, "corpus": str(text_folder), "n_samples": 1, "n_tokens": 8}
+    whole, parts = (
+        PastTablesSettings.checked(**given, quantizations="none", memory=memory) for memory in (None, "0.001MB")
+    )
+    want = past_tables.EXPERIMENT.run(whole)
+    assert not in_little_memory
+    assert past_tables.EXPERIMENT.run(parts).rows.equals(want.rows)
+    assert in_little_memory, "the control: weights were streamed"
+    with pytest.raises(UserError, match="quantizations=none"):
+        past_tables.EXPERIMENT.run(PastTablesSettings.checked(**given, memory="1GB"))

@@ -183,7 +183,7 @@ def _bytes(value: Any) -> Any:
     return float(found[1]) * _UNITS[found[2]]
 
 
-class StreamedSettings(TextSettings):
+class StreamedSettings(Settings):
     """What takes a limit of memory besides.
 
     Attributes

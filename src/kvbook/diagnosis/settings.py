@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvbook.settings import CacheDType, DTypes, StreamedSettings
+from kvbook.settings import CacheDType, DTypes, StreamedSettings, TextSettings
 
 
-class CheckSettings(StreamedSettings):
+class CheckSettings(StreamedSettings, TextSettings):
     """Settings of ``kvbook check``.
 
     Attributes

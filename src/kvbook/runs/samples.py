@@ -66,16 +66,16 @@ def identities(
         weights = choose(settings, name)
         model = loading.identify(name, weights, settings.seed) | {"asked_for": name}
         loading.check_length(model, lengths.longest(n_tokens))
-        check_memory(settings, name, weights, lengths.longest(n_tokens))
+        check_memory(settings, name, weights, settings.dtypes, lengths.longest(n_tokens))
         models.append(model)
     return models
 
 
-def check_memory(settings: TextSettings, name: str, weights: str, n_tokens: int) -> None:
+def check_memory(settings: Settings, name: str, weights: str, dtypes: Iterable[str], n_tokens: int) -> None:
     """Refuse a model of which a part is larger than the limit of memory, if there is one."""
     if (memory := memory_of(settings)) is not None:
         config = loading.config_of(name, weights)
-        for dtype in settings.dtypes:
+        for dtype in dtypes:
             if kept.streams(config, dtype, memory):
                 streamed.check(config, settings.device)
                 costs.check_streamed(config, [dtype], n_tokens, memory)

@@ -31,6 +31,7 @@ from transformers.utils import logging
 
 from kvbook import paths
 from kvbook.diagnosis.faults import upper_left_mask
+from kvbook.errors import UserError
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, placement, registry
 from kvbook.runs import records, samples
@@ -75,10 +76,6 @@ class Variant:
     name: str
     model: PreTrainedModel
     split: Callable[[torch.Tensor], Split]
-
-    def full(self, ids: torch.Tensor) -> torch.Tensor:
-        """Give the last token's logits of a full pass."""
-        return self.model(ids).logits[0, -1]
 
 
 def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
@@ -179,10 +176,14 @@ def inputs(settings: PastTablesSettings) -> dict[str, Any]:
     placement.dtype_on(settings.dtype, placement.device_of(settings.device))
     for quantization in settings.quantizations:
         lowbit.check(quantization)
+        if quantization != "none" and settings.memory is not None:
+            raise UserError("weights that are read a layer at a time are not quantized: quantizations=none")
     models = []
     for name in dict.fromkeys((settings.model, *settings.families)):
-        model = loading.identify(name, weights_for(settings, name), settings.seed)
+        weights = weights_for(settings, name)
+        model = loading.identify(name, weights, settings.seed)
         loading.check_length(model, settings.n_tokens)
+        samples.check_memory(settings, name, weights, [settings.dtype], settings.n_tokens)
         models.append(model | {"asked_for": name})
     return {
         "text": documents.published("blog-past")["text"], "models": models,
@@ -201,6 +202,11 @@ def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, 
         yield str(sample.index), sample.source, ids
 
 
+def _without_past(tokens: torch.Tensor, model: PreTrainedModel) -> list[torch.Tensor]:
+    """Return the last token's logits behind all others, and alone."""
+    return [model(part).logits[0, -1].cpu() for part in (tokens, tokens[:, -1:])]
+
+
 def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Compare every model, quantization and variant on the posted text and on samples of the corpus."""
     units = {
@@ -210,9 +216,8 @@ def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: recor
         if quantization == "none" or model["architecture"] != "roberta"
     }
     for unit, (model, quantization) in writer.pending(units, "with and without past: model and quantization"):
-        loaded = loading.load(
-            model["asked_for"], weights=weights_for(settings, model["asked_for"]), dtype=settings.dtype,
-            device=settings.device, seed=settings.seed, quantization=quantization,
+        loaded = samples.load(
+            settings, model["asked_for"], settings.dtype, quantization=quantization, choose=weights_for
         )
         about = {
             "model": loaded.name, "family": model["architecture"], "weights": loaded.weights, "dtype": settings.dtype,
@@ -223,13 +228,14 @@ def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: recor
             of_model = variants(loaded.model)
             for sample, source, ids in _texts(settings, loaded.tokenizer):
                 tokens = torch.tensor([ids], device=loaded.model.device)
+                without_past = functools.cache(functools.partial(_without_past, tokens))
                 for variant in of_model:
-                    full, alone = variant.full(tokens), variant.full(tokens[:, -1:])
+                    full, alone = without_past(variant.model)
                     split, held = variant.split(tokens)
                     layers = variant.model.config.num_hidden_layers
                     of_text = {"variant": variant.name, "layers": layers, "sample": sample, "source": source}
                     of_text |= {"n_tokens": len(ids), "held": held}
-                    rows.append(about | of_text | compare(full.cpu(), split.cpu(), alone.cpu()))
+                    rows.append(about | of_text | compare(full, split.cpu(), alone))
         writer.append(unit, rows)
 
 

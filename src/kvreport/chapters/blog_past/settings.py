@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from kvbook.settings import Count, DTypeName, Names, Settings, Text, at_least, some
+from kvbook.settings import Count, DTypeName, Names, StreamedSettings, Text, at_least, some
 
 
-class PastTablesSettings(Settings):
+class PastTablesSettings(StreamedSettings):
     """Settings of the chapter on the blog post about past_key_values.
 
     Attributes

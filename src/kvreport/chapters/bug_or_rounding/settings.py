@@ -1,9 +1,9 @@
 """Settings of the chapter on bug or rounding."""
 
-from kvbook.settings import Count, DTypes, Names, StreamedSettings, text_length
+from kvbook.settings import Count, DTypes, Names, StreamedSettings, TextSettings, text_length
 
 
-class BugOrRoundingSettings(StreamedSettings):
+class BugOrRoundingSettings(StreamedSettings, TextSettings):
     """Settings of the chapter on bug or rounding.
 
     Attributes

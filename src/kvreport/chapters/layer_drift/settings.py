@@ -1,10 +1,10 @@
 """Settings of the chapter on issue 25420."""
 
 from kvbook import lengths
-from kvbook.settings import Count, StreamedSettings, Text, text_length
+from kvbook.settings import Count, StreamedSettings, Text, TextSettings, text_length
 
 
-class LayerDriftSettings(StreamedSettings):
+class LayerDriftSettings(StreamedSettings, TextSettings):
     """Settings of the chapter on issue 25420.
 
     Attributes
