@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import mini_book
@@ -53,6 +54,7 @@ def made_up(monkeypatch, runs, llama_folder):
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
     monkeypatch.setattr(bench, "_BEYOND", {name: shape | small for name, shape in bench._BEYOND.items()})
     monkeypatch.setattr(bench.checks, "check", lambda asked: None)
+    monkeypatch.setattr(bench.budget, "of_calls", lambda parts: nullcontext(dict.fromkeys(parts, 1.0)))
     monkeypatch.setattr(bench, "_quietly", lambda command: None)
     return asked
 
@@ -71,7 +73,7 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     run = bench.BENCH.run(settings)
     assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
     rows = run.rows.set_index("what")
-    assert len(rows) == 20
+    assert len(rows) == 37
     drift = rows.filter(like="drift", axis=0)
     assert len(drift) == 2
     assert (drift[["lowest", "ratio", "highest"]] == 3).all(axis=None)
@@ -96,6 +98,19 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     aimed_at = {target.what.replace("128", "16") for target in results.TARGETS if not target.what.startswith("book")}
     assert aimed_at <= set(rows.index)
     assert share == pytest.approx(2 * 134.5e6 / 50e9 / 0.008, rel=0.05)
+
+
+def test_time_is_counted_to_the_functions_that_took_it_and_they_are_left_as_they_were(monkeypatch):
+    clock = itertools.accumulate((0, 3, 0, 4, 0, 5))
+    monkeypatch.setattr(bench.budget.time, "perf_counter", lambda: next(clock))
+    owner = SimpleNamespace(load=lambda name: name, judge=lambda: 1 / 0)
+    load = owner.load
+    with bench.budget.of_calls({"weights": (owner, "load"), "judging": (owner, "judge")}) as seconds:
+        assert [owner.load("a"), owner.load("b")] == ["a", "b"]
+        with pytest.raises(ZeroDivisionError):
+            owner.judge()
+    assert seconds == {"weights": 7, "judging": 5}
+    assert owner.load is load
 
 
 def test_a_bench_measures_at_its_own_hour_and_an_interrupted_one_goes_on_after_its_last_part(

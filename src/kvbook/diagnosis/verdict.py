@@ -34,7 +34,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import scipy
+from scipy import special
 
 from kvbook.measuring import estimates as fits
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -99,12 +99,12 @@ def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in used])
     x = np.log2(roundoffs)
     spread = np.sqrt(np.square(x - x.mean()).sum())
-    fit = scipy.stats.linregress(x, np.log2(np.maximum(means[used].to_numpy(), roundoffs)))
+    y = np.log2(np.maximum(means[used].to_numpy(), roundoffs))
     # With two points the line goes through both, and the fit knows no error.
-    of_fit = fit.stderr if len(used) > 2 else 0.0
-    error = np.hypot(max(of_fit, SCATTER / spread), _resampled(table[used], roundoffs, seed))
-    half = scipy.stats.norm.ppf((1 + fits.CONFIDENCE) / 2) * error
-    return fits.Estimate(float(fit.slope), float(fit.slope - half), float(fit.slope + half))
+    (found, _), scatter = np.polyfit(x, y, 1, cov=True) if len(used) > 2 else (np.polyfit(x, y, 1), np.zeros((2, 2)))
+    error = np.hypot(max(np.sqrt(scatter[0, 0]), SCATTER / spread), _resampled(table[used], roundoffs, seed))
+    half = special.ndtri((1 + fits.CONFIDENCE) / 2) * error
+    return fits.Estimate(float(found), float(found - half), float(found + half))
 
 
 def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:

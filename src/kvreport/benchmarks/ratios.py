@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +55,10 @@ _PREFILLED = 512
 _STEPS = 16
 # How often a check has its turn: it takes as long as dozens of passes.
 _CHECKS = 2
+# What it is taken apart into.
+_PARTS_OF_CHECK = {
+    "weights": (loading, "load"), "passes": (checks._Measured, "_rows_of"), "judging": (checks._Measured, "judged"),
+}
 # The check as a command, on weights of the package, and what any program with a model imports.
 _MODEL = ("smollm2", "--weights", "package")
 _IMPORTS = "import torch, transformers; transformers.AutoModelForCausalLM"
@@ -244,12 +248,8 @@ def _switch_beyond(settings: BenchSettings) -> Rows:
     """Compare them on a sliding window and on a mixture of experts."""
     asked = ExactCachesSettings.checked(n_prefill=128, n_context=100, n_steps=8)
     ids = torch.arange(3, 3 + asked.n_prefill)[None].to(settings.device)
-    for name, shape in _BEYOND.items():
-        config = AutoConfig.for_model(**shape)
-        torch.manual_seed(settings.seed)
-        with torch.device(settings.device):
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
-        turn = partial(cost.turn, model.eval().requires_grad_(False), ids, asked)
+    for name in _BEYOND:
+        turn = partial(cost.turn, _beyond(settings, name), ids, asked)
         ours, stock = (
             lambda arithmetic=arithmetic, turn=turn: turn(arithmetic)["decode_s"]
             for arithmetic in (exact_ways.EXACT, exact_ways.STOCK)
@@ -258,22 +258,48 @@ def _switch_beyond(settings: BenchSettings) -> Rows:
         yield _turns(what, ours, "stock", stock, settings.n_repeats)
 
 
+def _beyond(settings: BenchSettings, name: str) -> torch.nn.Module:
+    torch.manual_seed(settings.seed)
+    with torch.device(settings.device):
+        config = AutoConfig.for_model(**_BEYOND[name])
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+    return model.eval().requires_grad_(False)
+
+
 def _switch_budget(settings: BenchSettings) -> Rows:
-    """Say where the milliseconds of a row-invariant decode step go, part by part, beside stock's."""
+    """Say where the milliseconds of what has a target go, part by part, beside stock's."""
     model, ids = _random_model(settings, 100 + 2 * _STEPS)
+    yield from _apart(settings, f"decode step, {settings.dtype}", _parts_of_a_step, model, ids)
+    for name in _BEYOND:
+        what = f"decode step, {name}, {settings.dtype}"
+        yield from _apart(settings, what, _parts_of_a_step, _beyond(settings, name), ids % _SHARED["vocab_size"])
+    model, ids = _random_model(settings, _PREFILLED, dtype="float32")
+    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", _parts_of_a_prefill, model, ids)
+
+
+def _apart(settings: BenchSettings, what: str, parts: Callable[..., dict[str, float]], *of: Any) -> Rows:
     turns: list[dict[str, dict[str, float]]] = [
-        {arithmetic: _parts_of_a_step(model, ids, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
-        for _ in progress.track(range(settings.n_repeats + 1), label="budget of the switch: repeat")
+        {arithmetic: parts(*of, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
+        for _ in progress.track(range(settings.n_repeats + 1), label=f"budget of a {what}: repeat")
     ]
     for part in turns[0][exact_ways.STOCK]:
         # The first turn compares kernels.
         ours, stock = ([turn[of][part] for turn in turns[1:]] for of in (exact_ways.EXACT, exact_ways.STOCK))
-        yield _row(f"row-invariant decode step, {settings.dtype}: {part}", "stock's", ours, stock)
+        yield _row(f"row-invariant {what}: {part}", "stock's", ours, stock)
+
+
+def _switched(arithmetic: str) -> AbstractContextManager[Any]:
+    return exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
+
+
+def _parts_of_a_prefill(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
+    with torch.inference_mode(), _switched(arithmetic), budget.kept(model) as seconds:
+        model(ids, use_cache=True, logits_to_keep=1)
+    return seconds
 
 
 def _parts_of_a_step(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
-    switch = exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
-    with torch.inference_mode(), switch:
+    with torch.inference_mode(), _switched(arithmetic):
         cache = model(ids[:, : -2 * _STEPS], use_cache=True, logits_to_keep=1).past_key_values
 
         def step(tokens: torch.Tensor) -> None:
@@ -289,19 +315,30 @@ def _parts_of_a_step(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str)
 
 def _check(settings: BenchSettings) -> Rows:
     """Compare a whole check, imports apart, with one full pass of one of its texts."""
-    asked = CheckSettings.checked(model=settings.shape, weights="random", device=settings.device, seed=settings.seed)
+    name, _, weights = _MODEL
+    asked = CheckSettings.checked(model=name, weights=weights, device=settings.device)
     model, ids = _random_model(settings, asked.n_tokens, dtype="float32")
     one_pass = _timed(model.device, torch.inference_mode()(lambda: model(ids, use_cache=False)))
-    check = _timed(model.device, lambda: checks.check(asked))
-    what = f"one full pass of {asked.n_tokens} tokens, float32"
-    yield _turns(what, one_pass, "kvbook check, imports apart", check, _CHECKS)
+    what, whole, apart = f"one full pass of {asked.n_tokens} tokens, float32", "kvbook check, imports apart", []
+
+    def check() -> None:
+        start = time.perf_counter()
+        with budget.of_calls(_PARTS_OF_CHECK) as seconds:
+            checks.check(asked)
+        apart.append(seconds | {whole: time.perf_counter() - start})
+
+    yield _turns(what, one_pass, whole, _timed(model.device, check), _CHECKS)
+    for part in _PARTS_OF_CHECK:
+        yield _row(f"kvbook check: {part}", whole, *([turn[of] for turn in apart[1:]] for of in (part, whole)))
     command, imports = ([sys.executable, *of] for of in (["-m", "kvbook", "check", *_MODEL], ["-c", _IMPORTS]))
     ours, theirs = (_timed(model.device, partial(_quietly, of)) for of in (command, imports))
     yield _turns("kvbook check of the 135 M model, imports included", ours, "imports alone", theirs, _CHECKS)
 
 
 def _quietly(command: list[str]) -> None:
-    if (done := subprocess.run(command, check=False, capture_output=True, text=True)).returncode:
+    # The bench itself has kept all cores busy, for which a check would leave one of them free.
+    all_cores = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    if (done := subprocess.run(command, check=False, capture_output=True, text=True, env=all_cores)).returncode:
         raise UserError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
