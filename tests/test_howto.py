@@ -3,12 +3,15 @@
 import re
 import runpy
 import sys
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from small_models import MIXTURE, NO_PAD, PLAIN
 from small_models import checkpoint as made
 
+import kvbook
 from kvbook import paths
 
 EXAMPLES = sorted((paths.ROOT / "examples/howto").glob("*.py"))
@@ -49,6 +52,21 @@ def test_every_example_has_a_page_and_every_page_an_example():
     assert shown == {example.stem for example in EXAMPLES}
     # The page on servers has commands alone.
     assert len(PAGES) - 1 == len(EXAMPLES) == 9
+
+
+def test_tokens_of_a_vllm_rollout_are_scored_as_the_page_does_and_moved_by_one_they_are_a_fault(
+    checkpoint, monkeypatch, tmp_path
+):
+    page = (paths.ROOT / "pages/howto/trainer_and_rollout.md").read_text("utf-8")
+    code = next(found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def score" in found)
+    written = SimpleNamespace(token_ids=list(range(20, 32)))
+    outputs = [SimpleNamespace(prompt_token_ids=[5, 6, 7 + number], outputs=[written]) for number in range(5)]
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"name": checkpoint, "outputs": outputs})
+    trainer, control = (pd.read_json(f"{side}.jsonl", lines=True) for side in ("trainer", "control"))
+    assert kvbook.check_scores(control, trainer, controls=[control]).verdict in ("exact", "rounding")
+    late = trainer.assign(logprob=trainer.groupby("id")["logprob"].shift(-1)).dropna()
+    assert kvbook.check_scores(late, trainer, controls=[control]).verdict == "fault"
 
 
 def test_control_an_example_that_breaks_its_rule_prints_something_else(checkpoint, monkeypatch, capsys, tmp_path):

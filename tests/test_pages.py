@@ -275,7 +275,7 @@ def landed(page, question, links):
 def remedies() -> set[str]:
     """List what tests run as it is pasted: snippets, how-to programs, and the commands of the how-to pages."""
     snippets = [code for _, _, code in test_snippets.SNIPPETS]
-    programs = [file.read_text("utf-8") for file in sorted((ROOT / "examples/howto").glob("*.py"))]
+    programs = [file.read_text("utf-8") for file in sorted((ROOT / "examples").rglob("*.py"))]
     return {code.strip() for code in (*snippets, *programs, test_server.COMMAND, test_scores.COMMAND)}
 
 

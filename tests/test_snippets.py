@@ -1,4 +1,4 @@
-"""What the front page, the story, chapter 1 and two how-to pages give to copy runs as it is pasted."""
+"""What the front page, the story, chapter 1 and a how-to page give to copy runs as it is pasted."""
 
 import contextlib
 import copy
@@ -20,10 +20,7 @@ from kvbook import paths
 from kvbook.atlas import configurations
 from kvreport.publishing import found
 
-PAGES = (
-    "index.md", "pages/story.md", "chapters/01_bug_or_rounding.ipynb", "pages/howto/static_cache.md",
-    "pages/howto/past_the_window.md",
-)
+PAGES = ("index.md", "pages/story.md", "chapters/01_bug_or_rounding.ipynb", "pages/howto/static_cache.md")
 TEXT = "def area(width, height):\n    return width * height  # of a rectangle\n"
 # What only some snippets have, by a word of theirs.
 DRIFT, EQUAL, REUSED, RECURRENT = "a.std()", "row_invariant()", "prompt_cache", "cache_params"
@@ -79,8 +76,8 @@ def run(snippet: str, values: dict[str, object]) -> None:
 SNIPPETS = [(page, place, code) for page in PAGES for place, code in enumerate(snippets(page))]
 
 
-def test_five_pages_have_snippets_and_these_begin_with_what_they_take_for_granted():
-    assert [sum(page == where for page, _, _ in SNIPPETS) for where in PAGES] == [9, 1, 1, 1, 1]
+def test_four_pages_have_snippets_and_these_begin_with_what_they_take_for_granted():
+    assert [sum(page == where for page, _, _ in SNIPPETS) for where in PAGES] == [9, 1, 1, 1]
     for _, _, code in SNIPPETS:
         assert set(given(code)) <= {"name", "model", "tokenizer", "text"}
         assert len(code.splitlines()) <= 20
@@ -119,7 +116,7 @@ def test_the_hook_on_the_head_computes_logits_in_fp32_and_leaves_the_weights_in_
 
 def test_the_loop_in_nanogpts_terms_refills_a_full_cache_and_never_feeds_a_token_twice():
     names = {}
-    exec(snippet("block_size"), names)
+    exec((paths.ROOT / "examples/past_the_block.py").read_text("utf-8"), names)
     fed = []
 
     def model(idx, cache, held):

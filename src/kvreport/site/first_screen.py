@@ -219,7 +219,8 @@ def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> str
     where = "; ".join(f"{', '.join(dtypes)} on the {processor}" for processor, dtypes in runs.items())
     model = next(iter(answers.values()))[1].about["models"][0]["name"]
     return (
-        f"One bar per question: the share of tokens before the first that differs. {html.escape(model)}, greedy; "
-        f"{html.escape(where)}. Drift: difference of the logits over their spread, median over texts. "
+        "One bar per question: blue if all tokens are equal, else as high as the share before the first that differs. "
+        f"{html.escape(model)}, greedy; {html.escape(where)}. "
+        "Drift: difference of the logits over their spread, median over texts. "
         f'<a href="{top}chapters/07_prompt_reuse.html">The experiment</a>'
     )
