@@ -2,7 +2,8 @@
 // sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4), and so on.
 // Each of the sixteen is a sum of sums, of the terms of one stretch each; what is left over at the end is a stretch of its own.
 // A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the processor's vectors are.
-// The matrix is in fp32, or in 16 bits and converted where it is read, which rounds nothing: ELEMENT is Float, Bf16 or Fp16.
+// Rows, matrix and products are in fp32, or in 16 bits: converted where they are read, which rounds nothing, and rounded once
+// where they are written.  ELEMENT is Float, Bf16 or Fp16.
 // One alone is compiled at a time, for with several in one file the compiler makes the first one slower.
 #include <algorithm>
 #include <cstdint>
@@ -44,8 +45,16 @@ inline float value(const Bf16* from) {
   std::memcpy(&out, &bits, sizeof out);
   return out;
 }
+inline void put(Float* to, float number) { to->number = number; }
+// To the nearest, and to even between two.
+inline void put(Bf16* to, float number) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof bits);
+  to->bits = number != number ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
 #if defined(__F16C__)
 inline float value(const Fp16* from) { return _cvtsh_ss(from->bits); }
+inline void put(Fp16* to, float number) { to->bits = _cvtss_sh(number, 0); }
 #endif
 
 // Neighbours are added: a pair's totals from the last two sums of eight numbers.
@@ -144,8 +153,8 @@ struct Operands {
   const float* x;
   long x_row;
   long w_column;
-  const float* bias;
-  float* out;
+  const Element* bias;
+  Element* out;
   long out_row;
   long inner;
 };
@@ -183,6 +192,22 @@ inline void add(Vector* sums, const float* x, long x_row, const W* w, long w_col
   for (int i = 0; i < R * C * PARTS; i++) sums[i] += more[i];
 }
 
+// One row and one column, as one stream of the matrix, which is what memory delivers fastest.
+// Bytes ahead of which memory is asked for.
+constexpr long AHEAD = 2048;
+inline void sum_one(Vector* sums, const float* x, const Element* w, long inner) {
+  for (long first = 0; first < inner; first += STRETCH) {
+    Vector kept[PARTS] = {};
+    for (long k = first; k < std::min(inner, first + STRETCH); k += LANES) {
+      __builtin_prefetch((const char*)(w + k) + AHEAD);
+#pragma GCC unroll 2
+      for (int p = 0; p < PARTS; p++)
+        kept[p] = plus_product(kept[p], load(x + k + p * WIDTH), load(w + k + p * WIDTH));
+    }
+    for (int p = 0; p < PARTS; p++) sums[p] = first ? sums[p] + kept[p] : kept[p];
+  }
+}
+
 // Plain: of one stretch, with nothing left over. Its sums stay in registers, which they do not where more may be added.
 template <int R, int C, bool PLAIN>
 __attribute__((noinline)) void tile(const Operands& of, long row, long column, const Element* w) {
@@ -190,9 +215,14 @@ __attribute__((noinline)) void tile(const Operands& of, long row, long column, c
   Vector sums[EIGHTS * 8 * PARTS] = {};
   const float* x = of.x + row * of.x_row;
   const long x_row = of.x_row, w_column = of.w_column, whole = of.inner / LANES * LANES;
-  sum_all<R, C>(sums, x, x_row, w, w_column, PLAIN ? of.inner : std::min(whole, STRETCH));
+  // Where vectors are narrow, to take several columns at once is slower: each number is read in two passes.
+  constexpr bool ONE_BY_ONE = R == 1 && PARTS > 1;
+  if constexpr (ONE_BY_ONE)
+    for (int c = 0; c < C; c++) sum_one(sums + c * PARTS, x, w + c * w_column, whole);
+  else
+    sum_all<R, C>(sums, x, x_row, w, w_column, PLAIN ? of.inner : std::min(whole, STRETCH));
   if constexpr (!PLAIN) {
-    for (long first = STRETCH; first < whole; first += STRETCH)
+    for (long first = STRETCH; first < whole && !ONE_BY_ONE; first += STRETCH)
       add<R, C>(sums, x + first, x_row, w + first, w_column, std::min(whole - first, STRETCH));
     if (const long rest = of.inner - whole) {
       float last_x[R * LANES] = {}, last_w[C * LANES] = {};
@@ -210,7 +240,7 @@ __attribute__((noinline)) void tile(const Operands& of, long row, long column, c
   }
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++)
-      of.out[(row + r) * of.out_row + column + c] = done[r * C + c] + (of.bias ? of.bias[column + c] : 0.0f);
+      put(of.out + (row + r) * of.out_row + column + c, done[r * C + c] + (of.bias ? value(of.bias + column + c) : 0.0f));
 }
 
 typedef void (*Tile)(const Operands&, long, long, const Element*);
@@ -248,20 +278,30 @@ void row_of_columns(const Operands& of, long column, long count, const Element* 
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++)
       for (long c = 0; c < count; c++) sums[i][c] += sums[i + half][c];
-  for (long c = 0; c < count; c++) of.out[column + c] = sums[0][c] + (of.bias ? of.bias[column + c] : 0.0f);
+  for (long c = 0; c < count; c++) put(of.out + column + c, sums[0][c] + (of.bias ? value(of.bias + column + c) : 0.0f));
+}
+
+inline const float* widened(const Float* x, long, std::vector<float>&, int) { return &x->number; }
+template <class X>
+const float* widened(const X* x, long n, std::vector<float>& room, int threads) {
+  room.resize(n);
+#pragma omp parallel for num_threads(threads) if (n > 1 << 15)
+  for (long i = 0; i < n; i++) room[i] = value(x + i);
+  return room.data();
 }
 }  // namespace
 
-// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides in elements.
+// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides of w in elements.
 // Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
-extern "C" void kvbook_product(const float* x, long x_row, const Element* w, long w_inner, long w_column, const float* bias,
-                               float* out, long rows, long inner, long columns, int threads) {
+extern "C" void kvbook_product(const Element* x, const Element* w, long w_inner, long w_column, const Element* bias,
+                               Element* out, long rows, long inner, long columns, int threads) {
   const bool plain = inner <= STRETCH && inner % LANES == 0;
   const bool copied = w_inner != 1, summed = copied && w_column == 1 && rows == 1;
   const long step = summed ? SUMMED : copied ? COPIED : rows == 1 ? COLUMNS_OF_ONE : COLUMNS;
   const long blocks = (columns + step - 1) / step;
   const long fit = GROUP / std::max<long>(inner * sizeof(float), 1) / ROWS, group = copied ? rows : std::max(fit, 1L) * ROWS;
-  const Operands of = {x, x_row, copied ? inner : w_column, bias, out, columns, inner};
+  std::vector<float> room;
+  const Operands of = {widened(x, rows * inner, room, threads), inner, copied ? inner : w_column, bias, out, columns, inner};
   // Starting threads takes longer than a small product.
 #pragma omp parallel num_threads(threads) if (rows * inner * columns > 1 << 15)
   {

@@ -6,7 +6,7 @@ three seconds, and kept.  Without a compiler products run on row counts that the
 with the larger error.
 
 It takes matrices in fp32, and in 16 bits where the processor has no instructions for their products: there a library
-takes one row fast and several slowly, so that a row that must have the bits of several takes twice its time.
+takes one row fast and several slowly, so that a row that must have the bits of several takes twice its time.  A single row reads the matrix as one stream.
 """
 
 import ctypes
@@ -62,24 +62,25 @@ def kernel(dtype: torch.dtype) -> Kernel | None:
 def _loaded(made: ctypes.CDLL, dtype: torch.dtype) -> Kernel:
     function = made.kvbook_product
     pointer, number = ctypes.c_void_p, ctypes.c_long
-    function.argtypes = [pointer, number, pointer, number, number, pointer, pointer, *[number] * 3, ctypes.c_int]
+    function.argtypes = [pointer, pointer, number, number, pointer, pointer, *[number] * 3, ctypes.c_int]
     function.restype = None
 
     def times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if x.shape[1] != weight.shape[0] or (bias is not None and bias.shape != weight.shape[1:]):
+        (inner, columns), added = weight.shape, None
+        if x.shape[-1] != inner or (bias is not None and bias.shape != (columns,)):
             # In torch's words, for it reads memory where they say.
-            shapes = " and ".join("{}x{}".format(*each.shape) for each in (x, weight))
+            shapes = " and ".join("{}x{}".format(*each.shape) for each in (x.flatten(0, -2), weight))
             raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
-        if len(given := {each.dtype for each in (x, weight, bias) if each is not None} | {dtype}) > 1:
-            dtypes = ", ".join(map(str, given))
+        if not x.dtype == weight.dtype == dtype or (bias is not None and bias.dtype != dtype):
+            dtypes = ", ".join(str(each.dtype) for each in (x, weight, bias) if each is not None)
             raise RuntimeError(f"mat1, mat2 and what is added must have the same dtype, but have {dtypes}")
-        wide = x.float().contiguous()
-        out = wide.new_empty(x.shape[0], weight.shape[1])
-        bias = None if bias is None else bias.float().contiguous()
-        added = None if bias is None else bias.data_ptr()
-        function(wide.data_ptr(), wide.stride(0), weight.data_ptr(), *weight.stride(), added, out.data_ptr(),
-                 *x.shape, weight.shape[1], torch.get_num_threads())
-        return out.to(dtype)
+        if bias is not None:
+            bias = bias.contiguous()
+            added = bias.data_ptr()
+        x, out = x.contiguous(), x.new_empty(*x.shape[:-1], columns)
+        function(x.data_ptr(), weight.data_ptr(), *weight.stride(), added, out.data_ptr(), x.numel() // inner, inner,
+                 columns, torch.get_num_threads())
+        return out
 
     return times
 

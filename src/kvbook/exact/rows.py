@@ -260,9 +260,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     """Return the product of a single row with a matrix, with all that can be looked up beforehand looked up."""
-    columns = weight.shape[1]
     if weight.numel() and (of_ours := fp32_products.kernel_for(weight)):
-        return lambda x, bias: of_ours(x.reshape(1, -1), weight, bias).view(*x.shape[:-1], columns)
+        return lambda x, bias: of_ours(x, weight, bias)
     size = _row_counts(weight, bias).plan(1, weight, bias)[0].size if weight.numel() else 1
     kernel = base("aten::mm" if bias is None else "aten::addmm", key_of(weight))
     if size == 1 and not weight.is_cuda:
@@ -275,7 +274,7 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., to
         # Made up to more rows by copies of itself.
         row = lined_up(row) if size == 1 else row.expand(size, -1).contiguous()
         out = kernel(row, weight) if bias is None else kernel(bias, row, weight)
-        return (out if size == 1 else out[:1]).view(*x.shape[:-1], columns)
+        return (out if size == 1 else out[:1]).view(*x.shape[:-1], weight.shape[1])
 
     return times
 
