@@ -160,6 +160,7 @@ def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, t
         beside_llama_cpp, "steps_of", lambda decoder, *_: theirs if decoder is library else ([0.001] * 6, [7] * 6)
     )
     monkeypatch.setattr(beside_llama_cpp, "_LlamaCpp", lambda *_: library)
+    monkeypatch.setattr(beside_llama_cpp, "by_calls", lambda *_: ([0.0005] * 6, [7] * 6))
     settings = BesideLlamaCppSettings(model="llama", weights="stand-in", n_new_tokens=6, n_repeats=2)
     if not same:
         assert "another token" in refusal(beside_llama_cpp.measure, settings, {}, writer)
@@ -167,4 +168,4 @@ def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, t
     beside_llama_cpp.measure(settings, {}, writer)
     rows = pd.read_csv(tmp_path / "rows.csv")
     found = rows.pivot(index="repeat", columns="program", values="step_s")
-    assert found.to_numpy() == pytest.approx(np.array([[0.002, 0.001]] * 2))
+    assert found.to_numpy() == pytest.approx(np.array([[0.002, 0.0005, 0.001]] * 2))

@@ -6,7 +6,8 @@ three seconds, and kept.  Without a compiler products run on row counts that the
 with the larger error.
 
 It takes matrices in fp32, and in 16 bits where the processor has no instructions for their products: there a library
-takes one row fast and several slowly, so that a row that must have the bits of several takes twice its time.  A single row reads the matrix as one stream.
+takes one row fast and several slowly, so that a row that must have the bits of several takes twice its time.  For a
+single row the matrix is read as one stream.
 """
 
 import ctypes

@@ -1,11 +1,11 @@
-"""The fastest way of decoding beside llama.cpp, on the same weights in bf16, by turns.
+"""The fastest way of decoding, and a step in one call, beside llama.cpp: on the same weights in bf16, by turns.
 
 llama.cpp is no dependency of the book.  To measure, on a quiet machine::
 
     pip install llama-cpp-python
     python -m kvreport.chapters.static_cache.beside_llama_cpp
 
-llama.cpp gets the weights in a GGUF file that is written for the purpose.  Both write the same number of tokens behind
+llama.cpp gets the weights in a GGUF file that is written for the purpose.  All write the same number of tokens behind
 the same prompt, greedily; a step is one token, its logits and the largest of them.  Rows, one a (repeat, program): see
 ``data/README.md``.
 """
@@ -21,13 +21,14 @@ import torch
 
 from kvbook import progress
 from kvbook.errors import UserError
-from kvbook.measuring import decoding
+from kvbook.measuring import decoding, large_pages
+from kvbook.measuring.one_call import fits
 from kvbook.models import loading
 from kvbook.runs import evidence, recording
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
-from kvreport.chapters.static_cache.one_call import FASTEST, in_the_middle, steps_of
-from kvreport.chapters.static_cache.rows import OURS, THEIRS
+from kvreport.chapters.static_cache.one_call import FASTEST, by_calls, in_the_middle, steps_of
+from kvreport.chapters.static_cache.rows import ONE_CALL, OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines.gguf_file import write_gguf
 
@@ -51,15 +52,19 @@ def _library() -> Any:
 def measure(
     settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
 ) -> Iterator[dict[str, Any]]:
-    """Let both decode by turns."""
+    """Let all decode by turns."""
     ids = subject.prompt(settings, loaded)
-    room, begins = ids.shape[1] + settings.n_new_tokens, set()
+    count, begins = settings.n_new_tokens, set()
+    room = ids.shape[1] + count
     with tempfile.TemporaryDirectory(prefix="kvbook-") as scratch:
         theirs = _LlamaCpp(write_gguf(loaded.model, Path(scratch) / "model.gguf"), room)
-        programs = {OURS: decoding.Decoder(loaded.model, FASTEST, room), THEIRS: theirs}
+        decoder, pages = decoding.Decoder(loaded.model, FASTEST, room), large_pages.LargePages(loaded.model)
+        programs = {OURS: lambda: steps_of(decoder, ids, count), THEIRS: lambda: steps_of(theirs, ids, count)}
+        if fits(loaded.model):
+            programs[ONE_CALL] = lambda: by_calls(loaded.model, room, pages, ids, count)
         for repeat in progress.track(range(-1, settings.n_repeats), label="beside llama.cpp: repeat"):
-            for program, decoder in programs.items():
-                seconds, tokens = steps_of(decoder, ids, settings.n_new_tokens)
+            for program, decode in programs.items():
+                seconds, tokens = decode()
                 begins.add(tokens[0])
                 if len(begins) > 1:
                     raise UserError(
@@ -91,8 +96,8 @@ class _LlamaCpp:
 
 
 def work(settings: StaticCacheSettings) -> Work:
-    """Count the steps of both programs."""
-    return Work(1, 0, 2 * (settings.n_repeats + 1) * settings.n_new_tokens, (settings.dtype,), copies=3)
+    """Count the steps of all programs."""
+    return Work(1, 0, 3 * (settings.n_repeats + 1) * settings.n_new_tokens, (settings.dtype,), copies=3)
 
 
 EXPERIMENT = Experiment("beside_llama_cpp", StaticCacheSettings, inputs, measure, timed=True, work=work)

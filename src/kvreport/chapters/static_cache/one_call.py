@@ -45,7 +45,7 @@ def measure(
     decoder, pages = decoding.Decoder(loaded.model, FASTEST, room), large_pages.LargePages(loaded.model)
     programs = {
         OURS: lambda: steps_of(decoder, ids, count),
-        ONE_CALL: lambda: _by_calls(loaded.model, room, pages, ids, count),
+        ONE_CALL: lambda: by_calls(loaded.model, room, pages, ids, count),
         GENERATE: lambda: _by_generate(loaded.model, ids, count),
     }
     kernels = memory_bandwidth.reading(memory_bandwidth.on_large_pages).values()
@@ -82,9 +82,10 @@ def steps_of(decoder: decoding.Decoder | OneCall, ids: torch.Tensor, count: int)
     return seconds, tokens
 
 
-def _by_calls(
+def by_calls(
     model: torch.nn.Module, room: int, pages: large_pages.LargePages, ids: torch.Tensor, count: int
 ) -> tuple[list[float], list[int]]:
+    """Decode in one call a token, on large pages: the seconds of each step, and the tokens."""
     with pages.used():
         return steps_of(OneCall(model, room), ids, count)
 
