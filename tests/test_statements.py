@@ -14,7 +14,7 @@ from refusing import refusal
 
 from kvbook import paths
 from kvbook.measuring.estimates import Estimate, wilson
-from kvbook.runs.evidence import texts_of
+from kvbook.runs.evidence import beside_of
 from kvbook.runs.records import Run
 from kvbook.settings import read_yaml
 from kvreport.publishing import captions, evaluated, judging, measures, statements
@@ -69,7 +69,7 @@ def test_every_statement_names_the_runs_that_it_was_checked_on(chapter):
             made_by = one["made_by"][processor]
             # What the stand-ins have learnt ships with them, and is read from no run.
             assert made_by or outcome == "not run" or chapter.name == "models"
-            there = processor.removesuffix(f", {texts_of(processor)}")
+            there = processor.removesuffix(f", {beside_of(processor)}")
             assert {made["machine"]["processor"] for made in made_by} <= {there}
             assert all(made["recorded"] for made in made_by)
 
@@ -90,7 +90,7 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     assert sorted(said) == sorted(module.STATEMENTS)
     slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
     assert {key for key, _, _ in slots} <= set(evaluated.published(chapter.name)["numbers"])
-    assert {there for _, _, there in slots} <= {"", "AMD", "Intel"}
+    assert {there for _, _, there in slots} <= {"", "AMD", "Intel", "Zen3"}
     written = {role.split()[0] for role in evaluated.roles(chapter.name)}
     unused = set(measures.named(module)) - written - names_read(Path(module.__file__).parent)
     assert unused == set()

@@ -283,7 +283,7 @@ def test_the_limit_is_bandwidth_over_bytes():
 
 
 def test_the_parts_of_a_step_add_up_to_the_profiled_step():
-    for found in published("static_cache").values():
+    for found in (found for found in published("static_cache").values() if found["limit"] is not None):
         table = tables.budget(found).set_index("part")
         for pages, of in found["step_budget"].groupby("pages"):
             *parts, profiled, step = (one.value for one in table[pages])

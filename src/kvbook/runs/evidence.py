@@ -29,10 +29,15 @@ _FORM = TypeAdapter(Manifest)
 PUBLISHED = "published"
 # Roles of runs of the same experiments on other populations of texts, as pages name these.
 OTHER_TEXTS = ("English prose", "chat")
+# Roles of runs on a kind of processor that has its name from another kind: times of both are never joined.
+OTHER_KINDS = ("Zen 3",)
+BESIDE = (*OTHER_TEXTS, *OTHER_KINDS)
 # Settings that say how many units a run has: of several runs joined, their sum.
 COUNTED = ("n_samples", "n_prompts")
 # Lists of what each row says for itself: runs may differ in them, and are joined to one of all that they list.
 LISTED = ("text_lengths", "dtypes")
+# What is equal on the machines of runs that are joined.
+_OF_MACHINE = ("processor", "cpu_capability", "threads", "device", "torch", "transformers")
 HEADER = "# Published evidence: which recorded runs the book cites, by chapter and role.\n"
 
 
@@ -87,21 +92,26 @@ def _read(folder: str, current: int) -> records.Run:
 def published(chapter: str, revisions: Mapping[str, int]) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
-    The processor that the manifest names first comes first; see `printed`.  What was made there on other texts stands
-    by itself, under the processor's name and theirs, after all that was made on the first ones.
+    The processor that the manifest names first comes first; see `printed`.  What was made there on other texts, or on
+    another kind of that name, stands by itself, under the processor's name and theirs, after all of the first ones.
     """
     found: dict[str, dict[str, list[records.Run]]] = {}
-    for role in (PUBLISHED, *(role for role in OTHER_TEXTS if role in manifest().get(chapter, {}))):
-        texts = "" if role == PUBLISHED else f", {role}"
+    for role in (PUBLISHED, *(role for role in BESIDE if role in manifest().get(chapter, {}))):
+        beside = "" if role == PUBLISHED else f", {role}"
         for name, runs in cited(chapter, role, revisions).items():
             for run in runs:
-                found.setdefault(run.about["machine"]["processor"] + texts, {}).setdefault(name, []).append(run)
+                found.setdefault(run.about["machine"]["processor"] + beside, {}).setdefault(name, []).append(run)
     return {processor: {name: joined(runs) for name, runs in by_name.items()} for processor, by_name in found.items()}
 
 
 def texts_of(processor: str) -> str:
     """Read from a name that `published` uses on which other texts its runs were made; empty for the first ones."""
-    return next((texts for texts in OTHER_TEXTS if processor.endswith(f", {texts}")), "")
+    return beside if (beside := beside_of(processor)) in OTHER_TEXTS else ""
+
+
+def beside_of(processor: str) -> str:
+    """Read from a name that `published` uses what stands behind the processor's own name."""
+    return next((beside for beside in BESIDE if processor.endswith(f", {beside}")), "")
 
 
 def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]") -> dict[str, records.Run]:
@@ -163,7 +173,7 @@ def _but_for_the_seed(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must be equal in runs whose rows are put together."""
     settings = {key: value for key, value in about["settings"].items() if key not in ("seed", *LISTED)}
     models = [{key: value for key, value in model.items() if key != "seed"} for model in about.get("models", ())]
-    machine = {key: about["machine"][key] for key in ("processor", "threads", "device", "torch", "transformers")}
+    machine = {key: about["machine"].get(key) for key in _OF_MACHINE}
     return {"settings": settings, "models": models, "corpus": about.get("corpus"), "machine": machine}
 
 

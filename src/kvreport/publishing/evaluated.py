@@ -42,7 +42,7 @@ def published(chapter: str) -> Evaluated | None:
 
 def _folders(chapter: str) -> list[Path]:
     roles = evidence.manifest().get(chapter, {})
-    shown = (evidence.PUBLISHED, *evidence.OTHER_TEXTS)
+    shown = (evidence.PUBLISHED, *evidence.BESIDE)
     return [paths.RECORDED_RUNS / name for role in shown for name in roles.get(role, ())]
 
 
@@ -89,7 +89,9 @@ def _published(chapter: str) -> Evaluated:
                                          evidence.texts_of(name)]))
         for name, runs in by_processor.items()
     }
-    origins = [_origin(run, labels) for run in printed.runs.values() if run]
+    # By the group that a run was taken from: another kind of processor may have the same name.
+    made_on = {run.folder: labels[name] for name, runs in by_processor.items() for run in runs.values()}
+    origins = [_origin(run, made_on) for run in printed.runs.values() if run]
     first = wording.listed(list(dict.fromkeys(one["processor"] for one in origins)))
     known, asked = measures.named(module), sorted(roles(chapter))
 
@@ -101,7 +103,7 @@ def _published(chapter: str) -> Evaluated:
         for key, text in numbers_of(of, labels[name]).items():
             numbers.setdefault(f"{key}@{maker(name)}", text)
     runs_behind = {role: measures.behind(known[role.split()[0]], printed) for role in asked}
-    behind = {role: [_origin(run, labels) for run in runs] for role, runs in runs_behind.items()}
+    behind = {role: [_origin(run, made_on) for run in runs] for role, runs in runs_behind.items()}
     return {
         "numbers": numbers,
         "behind": behind | {PROCESSOR: origins},
@@ -140,12 +142,13 @@ def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[
 
 
 def maker(processor: str) -> str:
-    """Give a processor's maker, the first word of its name."""
-    return re.match(r"\w*", processor)[0]
+    """Give a processor's maker, the first word of its name, or the kind that stands behind it in one word."""
+    beside = evidence.beside_of(processor)
+    return beside.replace(" ", "") if beside in evidence.OTHER_KINDS else re.match(r"\w*", processor)[0]
 
 
-def _origin(run: records.Run, labels: Mapping[str, str]) -> dict[str, Any]:
-    return {"models": _names(run), "processor": labels[run.about["machine"]["processor"]], "texts": _texts(run)}
+def _origin(run: records.Run, made_on: Mapping[Path, str]) -> dict[str, Any]:
+    return {"models": _names(run), "processor": made_on[run.folder], "texts": _texts(run)}
 
 
 def _texts(run: records.Run) -> str:

@@ -99,8 +99,12 @@ GENERATE = _over(
     "tokens a second of generate with a static cache over those with a dynamic one", _CALLED["static"],
     _CALLED["dynamic"],
 )
-OVER_LLAMA_CPP = _repeats(
-    "llama.cpp's time of a step over ours", "beside_llama_cpp", "step_s", by=("program",), over=("program", rows.OURS)
+OVER_LLAMA_CPP, LLAMA_CPP_OVER_CALL = (
+    _repeats(
+        f"llama.cpp's time of a step over that of {what}", "beside_llama_cpp", "step_s", by=("program",),
+        over=("program", program),
+    ).where(program=rows.THEIRS)
+    for what, program in (("ours", rows.OURS), ("one call", rows.ONE_CALL))
 )
 OVER_ONE_CALL = _repeats(
     "time of a token by “{program}” over that of a step in one call", "one_call", "step_s", by=("program",),
@@ -237,6 +241,7 @@ STATEMENTS = {
         every(APART, "above", Bound(0, "arithmetic", "apart")), "this processor", on="Intel"
     ),
     "faster-than-llama-cpp": holds(every(OVER_LLAMA_CPP, "above", _EVEN), "this processor"),
+    "one-call-is-faster-than-llama-cpp": holds(every(LLAMA_CPP_OVER_CALL, "above", _EVEN), "this processor"),
     "one-call-pays": holds(every(GRAPHS_OVER_CALL, "above", _EVEN), "this processor"),
     "faster-than-generate": holds(every(OVER_GENERATE, "above", _HALF_MORE), "this processor"),
     "kernels-take-most": holds(every(KERNELS, "above", _MOST), "this processor"),
