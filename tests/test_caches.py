@@ -121,7 +121,7 @@ def test_fewer_bits_are_further_off_rounding_twice_changes_nothing_and_zeros_sta
 
 
 def test_what_enters_comes_back_rounded_once(llama, ids):
-    cache, plain = rounded_caches.make(llama.config, 4), rounded_caches.make(llama.config, 24)
+    cache, plain = rounded_caches.make(llama.config, 4, 4), rounded_caches.make(llama.config, 24, 24)
     with torch.inference_mode():
         for part in ids.split(9, 1):
             llama(part, past_key_values=cache, use_cache=True)
@@ -133,5 +133,17 @@ def test_what_enters_comes_back_rounded_once(llama, ids):
     assert not torch.allclose(held, exact, atol=1e-2)
 
 
+def test_keys_can_be_rounded_without_values(llama, ids):
+    held = []
+    for bits in ((None, None), (4, None)):
+        cache = rounded_caches.make(llama.config, *bits)
+        llama(ids, past_key_values=cache, use_cache=True)
+        held.append((cache.layers[0].keys, cache.layers[0].values))
+    (keys, values), (rounded, same) = held
+    assert torch.equal(values, same)
+    assert torch.equal(rounded_caches.rounded(keys, 4), rounded)
+    assert not torch.equal(keys, rounded)
+
+
 def test_layers_with_a_window_are_refused():
-    assert "window" in refusal(lambda: rounded_caches.make(MistralConfig(num_hidden_layers=1, sliding_window=8), 8))
+    assert "window" in refusal(lambda: rounded_caches.make(MistralConfig(num_hidden_layers=1, sliding_window=8), 8, 8))

@@ -24,6 +24,7 @@ from kvreport.chapters.does_it_matter import (
     first_divergence,
     long_contexts,
     measures,
+    quantized_caches,
     tables,
     teacher_forced,
     usage_factorial,
@@ -360,7 +361,7 @@ def test_what_reads_a_text_diverges_where_a_plain_loop_does(subject):
     seen = []
     for text, prompt in enumerate(prompts.split(1)):
         path = [int(token) for token in found[text, first_divergence.BASELINE]["path"].split()]
-        rounded = decoded(model, prompt, 14, rounded_caches.make(model.config, 4))
+        rounded = decoded(model, prompt, 14, rounded_caches.make(model.config, 4, 4))
         # The plain loop does not stop at the end token.
         first = agreement.first_divergence(path, rounded[: len(path)])
         row = found[text, variants.KV_INT4.name]
@@ -527,3 +528,11 @@ def test_texts_of_several_lengths_are_refused(settings, tmp_path):
     (tmp_path / "b.py").write_text("x = 1\n")
     assert "b.py gives" in refusal(lambda: variants.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24))
     assert "samples" in refusal(lambda: drift_by_position.EXPERIMENT.inputs(settings.model_copy(update={"n_long": 9})))
+
+
+def test_a_cache_whose_backend_is_not_installed_is_left_out_and_the_run_says_what_was(llama):
+    installed = dict(quantized_caches._installed())
+    found = {way.name for way in variants.possible(llama, tuple(quantized_caches.ways()))}
+    backends = {name: {"quanto": "optimum-quanto"}.get(of, of) for name, (of, _) in named.BACKENDS.items()}
+    assert found & backends.keys() == {name for name, package in backends.items() if package in installed}
+    assert {named.PLAIN, named.KV_FP8, *named.ROUNDED} <= found

@@ -34,26 +34,27 @@ class RoundedLayer(DynamicLayer):
 
     Parameters
     ----------
-    bits : int
-        As for `rounded`.
+    keys, values : int or None
+        Bits of each, as for `rounded`; None leaves them as they are.
     """
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, keys: int | None, values: int | None) -> None:
         super().__init__()
-        self.bits = bits
+        self.bits = keys, values
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Round, keep, and give everything held; see transformers' ``DynamicLayer``."""
-        return super().update(rounded(key_states, self.bits), rounded(value_states, self.bits), *args, **kwargs)
+        pairs = zip((key_states, value_states), self.bits, strict=True)
+        return super().update(*(rounded(each, bits) if bits else each for each, bits in pairs), *args, **kwargs)
 
 
-def make(config: PretrainedConfig, bits: int) -> Cache:
-    """Make an empty rounded cache."""
+def make(config: PretrainedConfig, keys: int | None, values: int | None) -> Cache:
+    """Make an empty cache that rounds keys and values to so many bits each."""
     if not all_full(config):
         raise UserError("a rounded cache is for full attention only: this model has layers with a window")
-    return Cache(layers=[RoundedLayer(bits) for _ in range(config.num_hidden_layers)])
+    return Cache(layers=[RoundedLayer(keys, values) for _ in range(config.num_hidden_layers)])
 
 
 def all_full(config: PretrainedConfig) -> bool:

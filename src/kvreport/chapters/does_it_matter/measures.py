@@ -138,6 +138,18 @@ LARGEST_MARGIN = Measure(
 )
 FLIPS_AT_A_TIE = replace(LARGEST_MARGIN, name="share of these flips at a tie", form="{:.0%}", estimate=part("at_a_tie"))
 
+# The same on caches of few bits.
+IN_FEW_BITS = {
+    "divergence": replace(DIVERGENCE, rows="quantized"), "perplexity": replace(PERPLEXITY, rows="quantized"),
+    "same_top": replace(SAME_TOP, rows="quantized"), "outside": replace(OUTSIDE, rows="quantized", keep=()),
+}
+QUANTIZED = IN_FEW_BITS["divergence"]
+KEYS_OVER_VALUES = replace(
+    QUANTIZED, name="divergence by keys in 4 bits, over that by values in 4 bits", form="{:.1f}",
+    over=("way", named.VALUES_4), estimate=ratio_of_means("kl"),
+).where(way=named.KEYS_4)
+QUANTIZED_TEXTS = replace(PERPLEXITY, name="texts", rows="quantized", by=(), form="{:.0f}", estimate=distinct("sample"))
+
 # The model writes: which texts have left the baseline's at the end.
 EQUAL_AT_THE_END = Measure(
     "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts",
@@ -254,6 +266,7 @@ STATEMENTS = {
         "this model",
     ),
     "rounded-moves-further": holds(every(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR), "this model"),
+    "keys-need-more-bits": holds(every(KEYS_OVER_VALUES, "above", _AS_FAR), "this model"),
     "int8-as-the-cache": holds(every(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE), "this model"),
     "static-moves-as-far": holds(
         every(STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio")), "this processor", on="Intel"

@@ -5,11 +5,12 @@ from kvreport.chapters.does_it_matter import (
     drift_by_position,
     first_divergence,
     long_contexts,
+    quantized_caches,
     teacher_forced,
     usage_factorial,
 )
 
 EXPERIMENTS = (
     teacher_forced.EXPERIMENT, drift_by_position.EXPERIMENT, first_divergence.EXPERIMENT, after_divergence.EXPERIMENT,
-    usage_factorial.EXPERIMENT, long_contexts.EXPERIMENT,
+    usage_factorial.EXPERIMENT, long_contexts.EXPERIMENT, quantized_caches.EXPERIMENT,
 )

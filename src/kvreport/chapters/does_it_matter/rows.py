@@ -17,7 +17,7 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1,
-    "long_contexts": 1,
+    "long_contexts": 1, "quantized_caches": 1,
 }
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
@@ -38,6 +38,17 @@ FAULT = "fault: a cached token lost"
 KINDS = {
     **dict.fromkeys(ROUNDING, "rounding"), OTHER_DTYPE: "another dtype", **dict.fromkeys(FEWER_BITS, "fewer bits"),
     FAULT: "control",
+}
+
+# Caches of few bits: the library's backends with their bits, and ours with those of keys and of values.
+PLAIN = "plain cache"
+BACKENDS = {
+    "quanto, 4 bits": ("quanto", 4), "quanto, 2 bits": ("quanto", 2),
+    "HQQ, 8 bits": ("hqq", 8), "HQQ, 4 bits": ("hqq", 4), "HQQ, 2 bits": ("hqq", 2),
+}
+KEYS_4, VALUES_4 = "ours, keys in 4 bits", "ours, values in 4 bits"
+ROUNDED = {
+    "ours, 8 bits": (8, 8), "ours, 4 bits": (4, 4), "ours, 2 bits": (2, 2), KEYS_4: (4, None), VALUES_4: (None, 4),
 }
 
 # How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch.
@@ -256,6 +267,7 @@ def _places(run: Run) -> pd.DataFrame:
 ROWS = {
     "published": Frame(elsewhere),
     "changes": Frame(_changes, ("teacher_forced",)),
+    "quantized": Frame(_changes, ("quantized_caches",)),
     "rounding": Frame(lambda rows: rows[rows["way"].isin(ROUNDING)], ("changes",)),
     "flips by rounding": Frame(lambda rows: rows[rows["flip"] > 0], ("rounding",)),
     "margins": Frame(_margins, ("rounding",)),

@@ -56,6 +56,18 @@ def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def quantized(found: Found) -> pd.DataFrame:
+    """Lay out what caches of few bits do to predictions: a row a cache, three columns a dtype, all cells text."""
+    return _by_dtype(
+        joined(measures.IN_FEW_BITS, found),
+        {
+            "divergence": lambda row: spread(row.divergence),
+            "over a tenth (%)": lambda row: _percent(row.outside),
+            "perplexity (%)": lambda row: change(row.perplexity),
+        },
+    )
+
+
 def partings(found: Found) -> pd.DataFrame:
     """Lay divergences of texts, seen and expected, side by side for a reader; all cells text."""
     together = _by_key(measures.EQUAL_AT_THE_END, found)

@@ -24,7 +24,10 @@ def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
     return variants.inputs(settings, longest, settings.n_samples, settings.n_tokens + 1)
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(
+    settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer,
+    ways: tuple[variants.Variant, ...] = variants.VARIANTS,
+) -> None:
     """Score the texts in every way."""
     samples = variants.texts(settings, settings.n_samples, settings.n_tokens + 1)
     head = None
@@ -35,10 +38,12 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             head = classifier.fit(subject.baseline.model, tokenizer, classifier.fitting_texts(settings, tokenizer))
         units = {f"{dtype}|{number}": group for number, group in enumerate(variants.groups(samples))}
         for unit, group in writer.pending(units, f"does it matter, {dtype}: group"):
-            writer.append(unit, [subject.about | row for row in score(subject, group, head)])
+            writer.append(unit, [subject.about | row for row in score(subject, group, head, ways)])
 
 
-def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor) -> Iterator[dict[str, Any]]:
+def score(
+    subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor, ways: tuple[variants.Variant, ...]
+) -> Iterator[dict[str, Any]]:
     """Hold every way against the baseline on some texts; the logits live no longer than the comparison."""
     whole = subject.tensor([sample.ids for sample in samples])
     ids, targets = whole[:, :-1], whole[:, 1:]
@@ -48,7 +53,7 @@ def score(subject: variants.Subject, samples: list[corpus.Sample], head: torch.T
         decisions = [classifier.decisions(piece.hidden, head) for piece in baseline]
         labels = [classifier.labels(subject.baseline.tokenizer, sample.ids)[:-1] for sample in samples]
         right = [decided.cpu().numpy() == label for decided, label in zip(decisions, labels, strict=True)]
-        for way in progress.track(variants.possible(subject.baseline.model), label="way"):
+        for way in progress.track(variants.possible(subject.baseline.model, ways), label="way"):
             for piece in subject.pieces(way, ids, half):
                 text, first = piece.text, max(half, piece.start)
                 logits, hidden = (of[first - piece.start :] for of in (piece.logits, piece.hidden))

@@ -83,6 +83,8 @@ class Variant(NamedTuple):
         Of the weights.
     other_dtype : bool
         Whether the model computes in another dtype: bf16 where the baseline is fp32, fp32 where it is not.
+    makes : callable, optional
+        Makes the cache, given the configuration and a length, where not every model or machine has it.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Variant(NamedTuple):
     attention: str | None = None
     quantization: str = "none"
     other_dtype: bool = False
+    makes: "MakeCache | None" = None
 
 
 def whole(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
@@ -157,12 +160,13 @@ def on_a_cache(make: MakeCache, at_once: int | None, lost: int = 0) -> Feed:
     return feed
 
 
-def _fp8(config: PretrainedConfig, _length: int) -> Cache:
+def fp8(config: PretrainedConfig, _length: int) -> Cache:
+    """Make the library's cache in 8 bits, for which nothing need be installed."""
     return QuantizedCache("fp8", config=config)
 
 
 def _bits(bits: int) -> MakeCache:
-    return lambda config, _length: rounded_caches.make(config, bits)
+    return lambda config, _length: rounded_caches.make(config, bits, bits)
 
 
 (
@@ -171,7 +175,7 @@ def _bits(bits: int) -> MakeCache:
     Variant(named.CACHED, on_a_cache(dynamic, 1)), Variant(named.CHUNKS, on_a_cache(dynamic, AT_ONCE)),
     Variant(named.STATIC, on_a_cache(static, AT_ONCE)), Variant(named.BATCHED, batched),
     Variant(named.PADDED, left_padded), Variant(named.EAGER, whole, attention="eager"),
-    Variant(named.OTHER_DTYPE, whole, other_dtype=True), Variant(named.KV_FP8, on_a_cache(_fp8, None)),
+    Variant(named.OTHER_DTYPE, whole, other_dtype=True), Variant(named.KV_FP8, on_a_cache(fp8, None), makes=fp8),
     Variant(named.KV_INT8, on_a_cache(_bits(8), None)), Variant(named.KV_INT4, on_a_cache(_bits(4), None)),
     Variant(named.WEIGHTS_8, whole, quantization="8bit"), Variant(named.WEIGHTS_4, whole, quantization="4bit"),
     Variant(named.FAULT, on_a_cache(dynamic, None, lost=1)),
@@ -186,18 +190,15 @@ def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> li
     """List the ways that a model has.
 
     Left out are a second attention where it knows one only; caches that are rounded, or cut back, where a layer has a
-    window; the fp8 cache where transformers is older than it; quantized weights without the library; and on a CPU 4-bit
-    weights of odd widths.
+    window; those that cannot be made, as where transformers is older than the fp8 cache or a backend's package is
+    missing; quantized weights without the library; and on a CPU 4-bit weights of odd widths.
     """
     without = set()
     if model.config._attn_implementation == "eager":
         without.add(EAGER)
     if not rounded_caches.all_full(model.config):
         without |= {KV_FP8, KV_INT8, KV_INT4, LOST}
-    try:
-        _fp8(model.config, 1)
-    except ValueError:
-        without.add(KV_FP8)
+    without |= {way for way in ways if way.makes and not _can_make(way.makes, model.config)}
     if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in _inner_widths(model)):
         without.add(WEIGHTS_4)
     try:
@@ -205,6 +206,14 @@ def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> li
     except UserError:
         without |= {WEIGHTS_8, WEIGHTS_4}
     return [way for way in ways if way not in without]
+
+
+def _can_make(makes: MakeCache, config: PretrainedConfig) -> bool:
+    try:
+        makes(config, 1)
+    except (ValueError, ImportError, UserError):
+        return False
+    return True
 
 
 def _inner_widths(model: PreTrainedModel) -> Iterator[int]:

@@ -82,7 +82,7 @@ def sample(
     model: PreTrainedModel, prompts: torch.Tensor, seed: int, update: int, coarse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Continue prompts with a cache; return the whole texts and the sampled tokens' log-probabilities."""
-    cache: Cache = rounded_caches.make(model.config, 4) if coarse else DynamicCache(config=model.config)
+    cache: Cache = rounded_caches.make(model.config, 4, 4) if coarse else DynamicCache(config=model.config)
     ids, fed, found = prompts, prompts, []
     for step in range(NEW):
         logits = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()

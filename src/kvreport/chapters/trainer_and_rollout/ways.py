@@ -29,7 +29,7 @@ def _single(model: PreTrainedModel, way: str, ids: torch.Tensor, prompt: int) ->
 def _rounded(bits: int) -> Score:
     # Keys and values are rounded as they enter, so that a single pass reads what a step would.
     return lambda model, way, ids, prompt: scoring.cached(
-        model, way, ids, prompt, ids.shape[1], rounded_caches.make(model.config, bits)
+        model, way, ids, prompt, ids.shape[1], rounded_caches.make(model.config, bits, bits)
     )
 
 
