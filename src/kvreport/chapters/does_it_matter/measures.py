@@ -144,11 +144,13 @@ IN_FEW_BITS = {
     "same_top": replace(SAME_TOP, rows="quantized"), "outside": replace(OUTSIDE, rows="quantized", keep=()),
 }
 QUANTIZED = IN_FEW_BITS["divergence"]
-KEYS_OVER_VALUES = replace(
-    QUANTIZED, name="divergence by keys in 4 bits, over that by values in 4 bits", form="{:.1f}",
-    over=("way", named.VALUES_4), estimate=ratio_of_means("kl"),
-).where(way=named.KEYS_4)
-QUANTIZED_TEXTS = replace(PERPLEXITY, name="texts", rows="quantized", by=(), form="{:.0f}", estimate=distinct("sample"))
+KEYS_OVER_VALUES, HQQ_OVER_QUANTO = (
+    replace(
+        QUANTIZED, name=f"divergence by “{way}”, over that by “{other}”", form="{:.1f}", over=("way", other),
+        estimate=ratio_of_means("kl"),
+    ).where(way=way)
+    for way, other in ((named.KEYS_4, named.VALUES_4), (named.HQQ_4, named.QUANTO_4))
+)
 
 # The model writes: which texts have left the baseline's at the end.
 EQUAL_AT_THE_END = Measure(
@@ -225,6 +227,7 @@ AROUND_FORCED = replace(AROUND_FREE, name="divergence on one text's tokens (nats
 MODEL = noted("teacher_forced", "models", 0, "name")
 N_TOKENS = noted("teacher_forced", "settings", "n_tokens")
 TEXTS = Measure("texts", rows="teacher_forced", estimate=distinct("sample"), form="{:,.0f}")
+QUANTIZED_TEXTS = replace(TEXTS, rows="quantized")
 SCORED = replace(TEXTS, name="tokens scored", by=_BY_CHANGE, estimate=counted(len)).where(way=named.CACHED)
 FLIPS = replace(SCORED, name="tokens at which the cache flips the top-1 token", estimate=total("flip"))
 OTHER_DECISIONS = replace(SCORED, name="tokens at which the cache changes a decision", estimate=total("decision_flip"))
@@ -267,6 +270,11 @@ STATEMENTS = {
     ),
     "rounded-moves-further": holds(every(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR), "this model"),
     "keys-need-more-bits": holds(every(KEYS_OVER_VALUES, "above", _AS_FAR), "this model"),
+    "hqq-further-than-quanto": holds(every(HQQ_OVER_QUANTO, "above", _AS_FAR), "this model"),
+    "two-bits-double-the-perplexity": holds(
+        every(IN_FEW_BITS["perplexity"].where(way=named.TWO_BITS), "above", Bound(2, "ours", "twice", "ratio")),
+        "this model",
+    ),
     "int8-as-the-cache": holds(every(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE), "this model"),
     "static-moves-as-far": holds(
         every(STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio")), "this processor", on="Intel"

@@ -42,13 +42,14 @@ KINDS = {
 
 # Caches of few bits: the library's backends with their bits, and ours with those of keys and of values.
 PLAIN = "plain cache"
+QUANTO_4, HQQ_4 = "quanto, 4 bits", "HQQ, 4 bits"
+TWO_BITS = QUANTO_2, HQQ_2, OURS_2 = "quanto, 2 bits", "HQQ, 2 bits", "ours, 2 bits"
 BACKENDS = {
-    "quanto, 4 bits": ("quanto", 4), "quanto, 2 bits": ("quanto", 2),
-    "HQQ, 8 bits": ("hqq", 8), "HQQ, 4 bits": ("hqq", 4), "HQQ, 2 bits": ("hqq", 2),
+    QUANTO_4: ("quanto", 4), QUANTO_2: ("quanto", 2), "HQQ, 8 bits": ("hqq", 8), HQQ_4: ("hqq", 4), HQQ_2: ("hqq", 2),
 }
 KEYS_4, VALUES_4 = "ours, keys in 4 bits", "ours, values in 4 bits"
 ROUNDED = {
-    "ours, 8 bits": (8, 8), "ours, 4 bits": (4, 4), "ours, 2 bits": (2, 2), KEYS_4: (4, None), VALUES_4: (None, 4),
+    "ours, 8 bits": (8, 8), "ours, 4 bits": (4, 4), OURS_2: (2, 2), KEYS_4: (4, None), VALUES_4: (None, 4),
 }
 
 # How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch.
