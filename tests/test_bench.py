@@ -45,6 +45,7 @@ def made_up(monkeypatch, runs, llama_folder):
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
     monkeypatch.setattr(bench, "_SCORED", 16)
+    monkeypatch.setattr(bench, "_LENGTHS", (20, 8191))
 
     def load_small(model, *, weights, **options):
         # To draw weights of the true shape takes seconds each time.
@@ -73,7 +74,7 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     run = bench.BENCH.run(settings)
     assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
     rows = run.rows.set_index("what")
-    assert len(rows) == 37
+    assert len(rows) == 43
     drift = rows.filter(like="drift", axis=0)
     assert len(drift) == 2
     assert (drift[["lowest", "ratio", "highest"]] == 3).all(axis=None)
@@ -87,6 +88,9 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
         switch = rows.loc[f"row-invariant decode step, {dtype}"]
         assert switch["ratio"] == pytest.approx(1 / 1.25)
         assert (switch["seconds"], switch["against_seconds"]) == pytest.approx((0.025, 0.02))
+    peaks = rows.filter(like="peak of memory", axis=0)
+    assert len(peaks) == 2
+    assert (peaks["ratio"].between(0.5, 2) & peaks["seconds"].isna()).all()
     assert {one.cost_dtype for one in made_up if hasattr(one, "cost_dtype")} == {"bfloat16", "float32"}
     assert all(rows.loc[f"row-invariant decode step, {name}, bfloat16", "ratio"] > 0 for name in bench._BEYOND)
     assert rows.loc["one full pass of 24 tokens, float32", "ratio"] == 3

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 from pydantic import Field
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvbook import exact, paths, progress
 from kvbook.diagnosis import check as checks
@@ -51,6 +51,8 @@ from kvreport.publishing import found
 _SCORED = 128
 # Tokens that are read at once, with stock arithmetic and with the row-invariant one.
 _PREFILLED = 512
+# Tokens behind which single steps are timed, up to the model's context.
+_LENGTHS = (2048, 8191)
 # Decode steps that are taken apart.
 _STEPS = 16
 # How often a check has its turn: it takes as long as dozens of passes.
@@ -258,6 +260,38 @@ def _switch_beyond(settings: BenchSettings) -> Rows:
         yield _turns(what, ours, "stock", stock, settings.n_repeats)
 
 
+def _switch_at_length(settings: BenchSettings) -> Rows:
+    """Compare them behind long texts, whose keys and values are drawn, and by the peak of memory of a prefill."""
+    for dtype in dict.fromkeys([settings.dtype, "float32"]):
+        model, ids = _random_model(settings, _PREFILLED, dtype=dtype)
+        for length in _LENGTHS:
+            ours, stock = (partial(_step_behind, model, length, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
+            what = f"row-invariant decode step behind {length:,} tokens, {dtype}"
+            yield _turns(what, ours, "stock", stock, settings.n_repeats)
+        ours, stock = (partial(_peak, model, ids, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
+        what = f"row-invariant prefill of {_PREFILLED} tokens, {dtype}: peak of memory"
+        # Where a system counts none, there is no ratio.
+        if stock():
+            # Bytes, and no seconds.
+            yield _turns(what, ours, "stock's", stock, settings.n_repeats) | {"seconds": None, "against_seconds": None}
+
+
+def _step_behind(model: torch.nn.Module, length: int, arithmetic: str) -> float:
+    config, cache = model.config, DynamicCache(config=model.config)
+    shape = 1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads
+    for layer in range(config.num_hidden_layers):
+        states = torch.randn(2, *shape, dtype=model.dtype, device=model.device)
+        cache.update(*states, layer)
+    token = torch.tensor([[3]], device=model.device)
+    with torch.inference_mode(), _switched(arithmetic):
+        return timing.timed(lambda: model(token, past_key_values=cache), model.device)[1]
+
+
+def _peak(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> float:
+    with torch.inference_mode(), _switched(arithmetic):
+        return float(memory.peak(lambda: cost.prefill(model, ids), model.device)[1] or 0)
+
+
 def _beyond(settings: BenchSettings, name: str) -> torch.nn.Module:
     torch.manual_seed(settings.seed)
     with torch.device(settings.device):
@@ -369,7 +403,8 @@ def _seconds_to_build(root: Path, profile: str) -> float:
 
 PARTS: dict[str, Callable[[BenchSettings], Rows]] = {
     "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _switch,
-    "switch beyond": _switch_beyond, "switch budget": _switch_budget, "check": _check, "book": _book,
+    "switch beyond": _switch_beyond, "switch at length": _switch_at_length, "switch budget": _switch_budget,
+    "check": _check, "book": _book,
 }
 
 

@@ -17,7 +17,8 @@ def speed() -> str:
     )
     caption = (
         "Ratios of `make bench`, each of two pieces of work that took turns: median of the turns, and in brackets the "
-        "lowest and the highest, or against `generate` a 95 % interval; above 1 the first is the faster. "
+        "lowest and the highest, or against `generate` a 95 % interval; above 1 the first is the faster, or takes "
+        "less memory. "
         f"Drift on `{settings['model']}` ({settings['weights']} weights), "
         f"statistics and decoding in the full-size architecture of `{settings['shape']}` with random weights. {made}."
     )
