@@ -62,10 +62,10 @@ def quantized(found: Found) -> pd.DataFrame:
         joined(measures.IN_FEW_BITS, found),
         {
             "divergence": lambda row: spread(row.divergence),
-            "over a tenth (%)": lambda row: _percent(row.outside),
-            "perplexity (%)": lambda row: change(row.perplexity),
+            "moved (%)": lambda row: _whole_percent(row.outside),
+            "perplexity": lambda row: row.perplexity.text("{:#.3g}"),
         },
-    )
+    ).rename(columns={"change": "cache"})
 
 
 def partings(found: Found) -> pd.DataFrame:
