@@ -102,7 +102,8 @@ def test_a_snippet_runs_as_it_is_pasted(page, place, code, values, graphs, capsy
     if REUSED in code:
         ids = values["tokenizer"]("You answer in one word. The capital of France is", return_tensors="pt").input_ids
         fresh = values["model"].generate(ids, max_new_tokens=8, do_sample=False)
-        assert printed == values["tokenizer"].decode(fresh[0]).strip()
+        assert "cached ids are shared" in printed
+        assert printed.endswith(values["tokenizer"].decode(fresh[0]).strip())
 
 
 def test_the_hook_on_the_head_computes_logits_in_fp32_and_leaves_the_weights_in_bf16(values):

@@ -92,7 +92,10 @@ def _published(chapter: str) -> Evaluated:
     # By the group that a run was taken from: another kind of processor may have the same name.
     made_on = {run.folder: labels[name] for name, runs in by_processor.items() for run in runs.values()}
     origins = [_origin(run, made_on) for run in printed.runs.values() if run]
-    first = wording.listed(list(dict.fromkeys(one["processor"] for one in origins)))
+    # A kind that shares its name with another one is named where its numbers stand.
+    others = {label for name, label in labels.items() if evidence.beside_of(name) in evidence.OTHER_KINDS}
+    named = dict.fromkeys(one["processor"] for one in origins)
+    first = wording.listed([label for label in named if label not in others])
     known, asked = measures.named(module), sorted(roles(chapter))
 
     def numbers_of(found: Found, processor: str, everywhere: Sequence[Found] = ()) -> dict[str, str]:
