@@ -14,6 +14,7 @@ from kvbook import paths
 from kvbook.runs import evidence, machine, recording, records
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
+from kvreport.publishing import evaluated
 from kvreport.running import evidence as making
 from kvreport.running import planning
 
@@ -155,14 +156,17 @@ def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine_and_another_rev
     assert "is of revision 1, and counting is at 2" in refusal(evidence.cited, "chapter", "role", {"counting": 2})
 
 
-def test_runs_on_other_texts_stand_by_themselves_behind_the_first_ones(folder):
+@pytest.mark.parametrize("role", ["chat", "Zen 3"])
+def test_runs_on_other_texts_or_kinds_of_processor_stand_by_themselves_behind_the_first_ones(folder, role):
     other = recording.record(ONE_ROW.run(Settings(seed=1)).folder)
-    roles = {"chat": [str(other.relative_to(paths.RECORDED_RUNS))], "published": evidence.manifest()["chapter"]["role"]}
+    roles = {role: [str(other.relative_to(paths.RECORDED_RUNS))], "published": evidence.manifest()["chapter"]["role"]}
     paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": roles}))
     found = evidence.published("chapter", {"counting": 1})
-    (first, chat) = found
-    assert chat == f"{first}, chat"
-    assert (evidence.texts_of(first), evidence.texts_of(chat)) == ("", "chat")
+    (first, apart) = found
+    assert apart == f"{first}, {role}"
+    assert (evidence.beside_of(first), evidence.beside_of(apart)) == ("", role)
+    assert evidence.texts_of(apart) == ("chat" if role == "chat" else "")
+    assert evaluated.maker(apart) == (evaluated.maker(first) if role == "chat" else "Zen3")
     assert [runs["counting"].folder for runs in found.values()] == [folder, other]
     assert evidence.printed(found)["counting"].folder == folder
 

@@ -77,6 +77,10 @@ def test_seeds_of_one_name_join_and_what_one_of_them_did_not_record_is_not_said_
     assert "model 167" in processors.label([both.about["machine"]])
     others = [run(EPYC, GENOA, seed=1), run(EPYC, GENOA | {"model": 1}, seed=2)]
     assert "differ in more than their seed" in refusal(evidence.joined, others)
+    # What a run of before did not record of its processor, torch's instructions tell.
+    older, newer = run(EPYC, seed=1), run(EPYC, GENOA, seed=2)
+    older.about["machine"]["cpu_capability"], newer.about["machine"]["cpu_capability"] = "AVX512", "AVX2"
+    assert "differ in more than their seed" in refusal(evidence.joined, [older, newer])
 
 
 # Verdicts

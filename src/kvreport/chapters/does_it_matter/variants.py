@@ -65,6 +65,7 @@ def read(model: PreTrainedModel, ids: torch.Tensor, **options) -> tuple[torch.Te
 
 
 Feed = Callable[[PreTrainedModel, torch.Tensor, int], Iterator[Piece]]
+MakeCache = Callable[[PretrainedConfig, int], Cache]
 
 
 class Variant(NamedTuple):
@@ -92,7 +93,7 @@ class Variant(NamedTuple):
     attention: str | None = None
     quantization: str = "none"
     other_dtype: bool = False
-    makes: "MakeCache | None" = None
+    makes: MakeCache | None = None
 
 
 def whole(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
@@ -137,7 +138,6 @@ def left_padded(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iter
             yield Piece(first + row, 0, logits[row, text], hidden[row, text])
 
 
-MakeCache = Callable[[PretrainedConfig, int], Cache]
 dynamic, static = (functools.partial(caches.make, kind) for kind in ("dynamic", "static"))
 
 
