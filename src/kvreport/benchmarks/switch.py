@@ -1,0 +1,152 @@
+"""What row-invariant arithmetic costs beside stock's: of several shapes, behind long texts, in memory, part by part."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from kvbook import exact, progress
+from kvbook.measuring import memory, timing
+from kvreport.benchmarks import budget
+from kvreport.benchmarks.turns import BenchSettings, Rows, by_turns, random_model, row
+from kvreport.chapters.exact_caches import cost
+from kvreport.chapters.exact_caches import rows as exact_ways
+from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+
+# Tokens that are read at once, with stock arithmetic and with the row-invariant one.
+_PREFILLED = 512
+# Tokens behind which single steps are timed, up to the model's context.
+_LENGTHS = (2048, 8191)
+# Decode steps that are taken apart.
+_STEPS = 16
+# Beyond the window, and with fewer experts chosen than there are; about a hundred million parameters each.
+_SHARED: dict[str, Any] = {"vocab_size": 32000, "num_key_value_heads": 4, "tie_word_embeddings": True}
+_BEYOND = {
+    "sliding window": _SHARED | {
+        "model_type": "mistral", "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "sliding_window": 64,
+    },
+    "mixture of experts": _SHARED | {
+        "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 896, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+}
+
+
+def at_one_length(settings: BenchSettings) -> Rows:
+    """Compare stock arithmetic with the row-invariant one, in the bench's dtype and in fp32."""
+    for dtype in dict.fromkeys([settings.dtype, "float32"]):
+        asked = ExactCachesSettings.checked(
+            device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
+            cost_dtype=dtype, n_prefill=_PREFILLED, n_context=100,
+        )
+        rows = cost.EXPERIMENT.run(asked).rows
+        times = rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
+        for phase, name in (("prefill_s", f"prefill of {_PREFILLED} tokens"), ("decode_s", "decode step")):
+            stock, ours = times[phase][exact_ways.STOCK], times[phase][exact_ways.EXACT]
+            yield row(f"row-invariant {name}, {dtype}", "stock", ours, stock)
+
+
+def beyond(settings: BenchSettings) -> Rows:
+    """Compare them on a sliding window and on a mixture of experts."""
+    asked = ExactCachesSettings.checked(n_prefill=128, n_context=100, n_steps=8)
+    ids = torch.arange(3, 3 + asked.n_prefill)[None].to(settings.device)
+    for name in _BEYOND:
+        turn = partial(cost.turn, _shaped(settings, name), ids, asked)
+        ours, stock = (
+            lambda arithmetic=arithmetic, turn=turn: turn(arithmetic)["decode_s"]
+            for arithmetic in (exact_ways.EXACT, exact_ways.STOCK)
+        )
+        what = f"row-invariant decode step, {name}, {settings.dtype}"
+        yield by_turns(what, ours, "stock", stock, settings.n_repeats)
+
+
+def behind_long_texts(settings: BenchSettings) -> Rows:
+    """Compare them behind long texts, whose keys and values are drawn, and by the peak of memory of a prefill."""
+    for dtype in dict.fromkeys([settings.dtype, "float32"]):
+        model, ids = random_model(settings, _PREFILLED, dtype=dtype)
+        for length in _LENGTHS:
+            ours, stock = (partial(_step_behind, model, length, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
+            what = f"row-invariant decode step behind {length:,} tokens, {dtype}"
+            yield by_turns(what, ours, "stock", stock, settings.n_repeats)
+        ours, stock = (partial(_peak, model, ids, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
+        what = f"row-invariant prefill of {_PREFILLED} tokens, {dtype}: peak of memory"
+        # Where a system counts none, there is no ratio.
+        if stock():
+            # Bytes, and no seconds.
+            found = by_turns(what, ours, "stock's", stock, settings.n_repeats)
+            yield found | {"seconds": None, "against_seconds": None}
+
+
+def _step_behind(model: torch.nn.Module, length: int, arithmetic: str) -> float:
+    config, cache = model.config, DynamicCache(config=model.config)
+    shape = 1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads
+    for layer in range(config.num_hidden_layers):
+        states = torch.randn(2, *shape, dtype=model.dtype, device=model.device)
+        cache.update(*states, layer)
+    token = torch.tensor([[3]], device=model.device)
+    with torch.inference_mode(), _switched(arithmetic):
+        return timing.timed(lambda: model(token, past_key_values=cache), model.device)[1]
+
+
+def _peak(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> float:
+    with torch.inference_mode(), _switched(arithmetic):
+        return float(memory.peak(lambda: cost.prefill(model, ids), model.device)[1] or 0)
+
+
+def _shaped(settings: BenchSettings, name: str) -> torch.nn.Module:
+    torch.manual_seed(settings.seed)
+    with torch.device(settings.device):
+        config = AutoConfig.for_model(**_BEYOND[name])
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+    return model.eval().requires_grad_(False)
+
+
+def taken_apart(settings: BenchSettings) -> Rows:
+    """Say where the milliseconds of what has a target go, part by part, beside stock's."""
+    model, ids = random_model(settings, 100 + 2 * _STEPS)
+    yield from _apart(settings, f"decode step, {settings.dtype}", _parts_of_a_step, model, ids)
+    for name in _BEYOND:
+        what = f"decode step, {name}, {settings.dtype}"
+        yield from _apart(settings, what, _parts_of_a_step, _shaped(settings, name), ids % _SHARED["vocab_size"])
+    model, ids = random_model(settings, _PREFILLED, dtype="float32")
+    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", _parts_of_a_prefill, model, ids)
+
+
+def _apart(settings: BenchSettings, what: str, parts: Callable[..., dict[str, float]], *of: Any) -> Rows:
+    turns: list[dict[str, dict[str, float]]] = [
+        {arithmetic: parts(*of, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
+        for _ in progress.track(range(settings.n_repeats + 1), label=f"budget of a {what}: repeat")
+    ]
+    for part in turns[0][exact_ways.STOCK]:
+        # The first turn compares kernels.
+        ours, stock = ([turn[of][part] for turn in turns[1:]] for of in (exact_ways.EXACT, exact_ways.STOCK))
+        yield row(f"row-invariant {what}: {part}", "stock's", ours, stock)
+
+
+def _switched(arithmetic: str) -> AbstractContextManager[Any]:
+    return exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
+
+
+def _parts_of_a_prefill(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
+    with torch.inference_mode(), _switched(arithmetic), budget.kept(model) as seconds:
+        model(ids, use_cache=True, logits_to_keep=1)
+    return seconds
+
+
+def _parts_of_a_step(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
+    with torch.inference_mode(), _switched(arithmetic):
+        cache = model(ids[:, : -2 * _STEPS], use_cache=True, logits_to_keep=1).past_key_values
+
+        def step(tokens: torch.Tensor) -> None:
+            for token in tokens.split(1, 1):
+                model(token, past_key_values=cache)
+
+        # The first steps make room and choose kernels.
+        step(ids[:, -2 * _STEPS : -_STEPS])
+        with budget.kept(model) as seconds:
+            step(ids[:, -_STEPS:])
+    return {part: seconds[part] / _STEPS for part in seconds}
