@@ -139,7 +139,7 @@ ESTIMATES = {
     "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
 }
 # Of one fit, of published numbers, or what estimates are made of.
-OTHERS = "growth_per_layer geometric_mean_ratio mean_of percentiles resample common_share flat slopes two_digits wilson"
+OTHERS = "growth_per_layer geometric_mean_ratio mean_of percentiles resample flat slopes students two_digits wilson"
 
 
 @pytest.mark.parametrize("name", ESTIMATES)

@@ -8,7 +8,6 @@ from planted import run_of
 from torch.nn import functional
 from transformers import cache_utils
 
-from kvbook.measuring import estimates as fits
 from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
@@ -182,7 +181,7 @@ def test_noise_about_zero_has_nothing_in_common_and_a_shift_has():
     generator = np.random.default_rng(1)
     noise = generator.normal(size=(12, 50))
     for means, low, high in ((noise, -0.1, 0.1), (noise + 1, 0.4, 0.6)):
-        found = fits.common_share(means, np.square(means).mean(1))
+        found = measures.common_share(means, np.square(means).mean(1))
         assert low < found.low < found.value < found.high < high
 
 

@@ -75,8 +75,8 @@ def slopes(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return rows @ centred / (centred @ centred)
 
 
-def _students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
-    """Return a function of a number, with Student's interval of a scatter over a root."""
+def students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
+    """Return a function of a number, with Student's interval of a scatter, over a root, with so many degrees of freedom."""
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n_free) * scatter / root
     return Estimate(*(float(change(centre + shift)) for shift in (0.0, -half, half)))
 
@@ -98,7 +98,7 @@ def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
         not, so it is rather too narrow.
     """
     fit = scipy.stats.linregress(layers, np.log(drift))
-    return _students(fit.slope, fit.stderr, len(layers) - 2, change=np.expm1)
+    return students(fit.slope, fit.stderr, len(layers) - 2, change=np.expm1)
 
 
 def geometric_mean_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Estimate:
@@ -122,7 +122,7 @@ def mean_of(values: np.ndarray, change: Callable = float) -> Estimate:
     change : callable, optional
         A function of the mean, to be given instead.
     """
-    return _students(values.mean(), values.std(ddof=1), len(values) - 1, np.sqrt(len(values)), change)
+    return students(values.mean(), values.std(ddof=1), len(values) - 1, np.sqrt(len(values)), change)
 
 
 def wilson(p: float, n: int) -> Estimate:
@@ -377,32 +377,6 @@ def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
     """Return the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
     of_logs = mean_resampled(rows.assign(logarithm=np.log(rows[value].to_numpy())), "logarithm")
     return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist(), of_logs.kind)
-
-
-def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
-    """Estimate how much of a difference all files share: 0 for noise about zero, 1 for the same shift everywhere.
-
-    The squared length of the common mean is estimated without bias, by the products of *different* files' means, which
-    noise does not push up; so the estimate can be a little below 0.  The interval is the jackknife's over files.
-
-    Parameters
-    ----------
-    means : ndarray, shape (n_files, n)
-        Each file's mean difference, in n components; three files or more.
-    mean_squares : ndarray, shape (n_files,)
-        Each file's mean squared difference, over everything that was averaged and over the components.
-    """
-    products = means @ means.T / means.shape[1]
-    n, whole = len(means), _share_of(products, mean_squares)
-    others = (np.arange(n) != i for i in range(n))
-    left_out = [_share_of(products[np.ix_(some, some)], mean_squares[some]) for some in others]
-    pseudo = n * whole - (n - 1) * np.asarray(left_out)
-    return _students(whole, pseudo.std(ddof=1), n - 1, np.sqrt(n))
-
-
-def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
-    n = len(products)
-    return (products.sum() - np.trace(products)) / (n * (n - 1)) / mean_squares.mean()
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from kvbook.measuring import estimates
@@ -44,7 +45,29 @@ def _common(vocabulary: pd.DataFrame) -> Estimate | None:
     squares = vocabulary.assign(square=vocabulary["shift_rms"] ** 2).groupby("source")["square"].mean()
     if len(means) < estimates.FEWEST_UNITS or not (squares > 0).all():
         return None
-    return estimates.common_share(means.to_numpy(), squares.loc[means.index].to_numpy())
+    return common_share(means.to_numpy(), squares.loc[means.index].to_numpy())
+
+
+def common_share(means: np.ndarray, mean_squares: np.ndarray) -> Estimate:
+    """Estimate how much of a difference all files share: 0 for noise about zero, 1 for the same shift everywhere.
+
+    The squared length of the common mean is estimated without bias, by the products of *different* files' means, which
+    noise does not push up; so the estimate can be a little below 0.  The interval is the jackknife's over files.
+
+    Given are each file's mean difference, shape (n_files, n) for n components, and its mean squared difference, over
+    everything that was averaged and over the components, shape (n_files,); three files or more.
+    """
+    products = means @ means.T / means.shape[1]
+    n, whole = len(means), _share_of(products, mean_squares)
+    others = (np.arange(n) != i for i in range(n))
+    left_out = [_share_of(products[np.ix_(some, some)], mean_squares[some]) for some in others]
+    pseudo = n * whole - (n - 1) * np.asarray(left_out)
+    return estimates.students(whole, pseudo.std(ddof=1), n - 1, np.sqrt(n))
+
+
+def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
+    n = len(products)
+    return (products.sum() - np.trace(products)) / (n * (n - 1)) / mean_squares.mean()
 
 
 def _over_smallest(path: str):
