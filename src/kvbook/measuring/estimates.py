@@ -76,7 +76,7 @@ def slopes(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def students(centre: float, scatter: float, n_free: int, root: float = 1.0, change: Callable = float) -> Estimate:
-    """Return a function of a number, with Student's interval of a scatter, over a root, with so many degrees of freedom."""
+    """Return a function of a number, with Student's interval of a scatter, over a root, by its degrees of freedom."""
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n_free) * scatter / root
     return Estimate(*(float(change(centre + shift)) for shift in (0.0, -half, half)))
 
