@@ -3,6 +3,7 @@
 import itertools
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import mini_book
@@ -98,8 +99,9 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     share = rows.loc["its share of the memory bandwidth", "ratio"]
     assert rows.loc["step in one call, a token, bfloat16", "ratio"] == pytest.approx(4)
     assert rows.loc["step in one call's share of the memory bandwidth", "ratio"] == pytest.approx(0.9)
-    # The text is shorter here; the book is built only where that is asked for.
-    aimed_at = {target.what.replace("128", "16") for target in results.TARGETS if not target.what.startswith("book")}
+    # The text is shorter here; the book is built and its tests are run only where that is asked for.
+    asked_for = ("book", "make test")
+    aimed_at = {target.what.replace("128", "16") for target in results.TARGETS if not target.what.startswith(asked_for)}
     assert aimed_at <= set(rows.index)
     assert share == pytest.approx(2 * 134.5e6 / 50e9 / 0.008, rel=0.05)
 
@@ -149,7 +151,7 @@ def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tm
         executed = cwd / "_build" / "executed"
         found_executed.append(executed.is_dir() and len(list(executed.iterdir())))
         executed.mkdir(parents=True, exist_ok=True)
-        (executed / f"{mini_book.STEM}.ipynb").write_text("")
+        (executed / f"{mini_book.STEM}.ipynb").write_text('{"metadata": {"kvbook": {"duration_s": 12}}}')
         return SimpleNamespace(returncode=next(statuses))
 
     monkeypatch.setattr(bench.subprocess, "run", build)
@@ -157,12 +159,30 @@ def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tm
     monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
     before = sorted(root.rglob("*"))
     asked = settings.model_copy(update={"book": True, "profile": "few"})
-    warm, one = bench._book(asked)
+    cold, chapter, warm, one = bench._book(asked)
     assert found_executed == [False, 1, 0]
-    assert (warm["ratio"], one["ratio"]) == (15, 3)
+    assert (cold["seconds"], chapter["seconds"], warm["ratio"], one["ratio"]) == (30, 12, 15, 3)
     assert sorted(root.rglob("*")) == before
     assert "cannot be built" in refusal(lambda: list(bench._book(asked)))
     assert list(bench._book(settings)) == []
+
+
+def test_all_tests_are_timed_and_the_files_named_that_take_longest(monkeypatch, settings):
+    cases = "".join(f'<testcase classname="tests.test_{n}" time="{n}"/>' for n in range(22) for _ in range(2))
+    statuses = iter((0, 1))
+
+    def run(command, **_):
+        Path(command[-1].partition("=")[2].partition("=")[2]).write_text(f"<testsuites>{cases}</testsuites>")
+        return SimpleNamespace(returncode=next(statuses))
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    asked = settings.model_copy(update={"tests": True})
+    whole, *files, rest = bench._tests(asked)
+    assert whole["against_seconds"] == 462
+    assert (len(files), files[0]["what"], files[0]["seconds"]) == (20, "make test: tests.test_21", 42)
+    assert rest["seconds"] == 2
+    assert "a test fails" in refusal(lambda: list(bench._tests(asked)))
+    assert list(bench._tests(settings)) == []
 
 
 SETTINGS = {"model": "llama", "weights": "stand-in", "shape": "smollm2"}

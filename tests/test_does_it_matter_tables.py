@@ -156,7 +156,7 @@ def test_figures_and_tables_are_made_of_the_rows(results, axes, parted):
     (wording.change, Estimate(1.001, 0.999, 1.003, "range"), "+0.10 [-0.10 to +0.30]"),
     (wording.change, Estimate(1.001, 0.999, 1.003), "+0.10 ± 0.20"),
     (wording.spread, Estimate(1.7e-4, 1.5e-4, 1.9e-4), "(1.7 ± 0.2) × 10⁻⁴"),
-    (wording.spread, Estimate(2.0, 1.5, 2.5), "(2.0 ± 0.5)"),
+    (wording.spread, Estimate(2.0, 1.5, 2.5), "2.0 ± 0.5"),
     (wording.spread, Estimate(0, 0, 0), "0"),
     # A range is none that has a half.
     (wording.spread, Estimate(1.7e-4, 1.5e-4, 1.9e-4, "range"), "1.7 [1.5 to 1.9] × 10⁻⁴"),

@@ -173,6 +173,7 @@ def cite(
 def bench(
     settings: Annotated[list[str] | None, Argument(help="name=value, such as n_repeats=3 n_new_tokens=32.")] = None,
     book: Annotated[bool, Option(help="Also build the book from nothing, again, and one chapter: minutes.")] = False,
+    tests: Annotated[bool, Option(help="Also run all tests, and say which files take the time: half an hour.")] = False,
     growth: Annotated[bool, Option(help="Measure how time and memory grow with size instead: 20 minutes.")] = False,
 ) -> None:
     """Measure this book's own speed as ratios, side by side in one run; print them, and keep them as a run."""
@@ -187,7 +188,7 @@ def bench(
     else:
         from kvreport.benchmarks import ratios, results
 
-        done = ratios.BENCH.run(ratios.BenchSettings.checked(**{"book": book} | values))
+        done = ratios.BENCH.run(ratios.BenchSettings.checked(**{"book": book, "tests": tests} | values))
         tables = results.table(done.rows), results.against_targets({"this machine": done})
     typer.echo("\n\n".join(table.to_string(index=False) for table in tables))
     typer.echo(f"on {done.about['machine']['device_name']}; rows in {done.folder}")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import torch
@@ -27,7 +28,7 @@ from kvbook.diagnosis import check as checks
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import memory, predictions
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, loading, unpacked
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport.benchmarks import budget, switch
@@ -40,11 +41,14 @@ from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed as static_speed
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import found
+from kvreport.running.planning import run_of
 
 # Tokens of the text whose predictions are compared; the second half is read on a cache of the first.
 _SCORED = 128
 # How often a check has its turn: it takes as long as dozens of passes.
 _CHECKS = 2
+# Files of tests that are named one by one.
+_SLOWEST = 20
 # What it is taken apart into.
 _PARTS_OF_CHECK = {
     "weights": (loading, "load"), "passes": (checks._Measured, "_rows_of"), "judging": (checks._Measured, "judged"),
@@ -182,13 +186,21 @@ def _book(settings: BenchSettings) -> Rows:
     with tempfile.TemporaryDirectory(prefix="kvbook-book-") as scratch:
         root = Path(scratch) / "book"
         shutil.copytree(paths.ROOT, root, ignore=shutil.ignore_patterns("_build", ".*", "tests", "src"))
+        if (models := unpacked.models_folder()).is_dir():
+            # Fetching the trained model is part of the installation.
+            shutil.copytree(models, root / "_build" / models.name)
         cold = _seconds_to_build(root, settings.profile)
+        executed = sorted((root / "_build" / "executed").glob("*.ipynb"))
+        took = {chapter.stem: run_of(chapter)["duration_s"] for chapter in executed}
         warm = _seconds_to_build(root, settings.profile)
-        first = min((root / "_build" / "executed").glob("*.ipynb"))
-        first.unlink()
+        executed[0].unlink()
         one = _seconds_to_build(root, settings.profile)
+    whole = f"book from nothing ({settings.profile})"
+    yield row(whole, "nothing to do", [cold], [warm])
+    for stem, seconds in took.items():
+        yield row(f"{whole}: chapter {stem}", "the whole", [seconds], [cold])
     yield row(f"book, nothing to do ({settings.profile})", "from nothing", [warm], [cold])
-    yield row(f"book, chapter {first.stem} to execute ({settings.profile})", "from nothing", [one], [cold])
+    yield row(f"book, chapter {executed[0].stem} to execute ({settings.profile})", "from nothing", [one], [cold])
 
 
 def _seconds_to_build(root: Path, profile: str) -> float:
@@ -200,10 +212,29 @@ def _seconds_to_build(root: Path, profile: str) -> float:
     return time.perf_counter() - start
 
 
+def _tests(settings: BenchSettings) -> Rows:
+    """Run all tests, once, and say which files take the time; files run beside one another."""
+    if not settings.tests:
+        return
+    with tempfile.TemporaryDirectory(prefix="kvbook-tests-") as scratch:
+        report, start = Path(scratch) / "tests.xml", time.perf_counter()
+        command = ["make", "test", f"TESTS=--junitxml={report}"]
+        if subprocess.run(command, cwd=paths.ROOT, check=False, stdout=sys.stderr).returncode:
+            raise UserError("a test fails, so the time of all cannot be measured: see above, or leave --tests out")
+        whole = time.perf_counter() - start
+        cases = ElementTree.parse(report).getroot().iter("testcase")
+        of_file = pd.DataFrame([(case.get("classname"), float(case.get("time", 0))) for case in cases])
+    seconds = of_file.groupby(0)[1].sum().sort_values(ascending=False)
+    apart = "its tests one after the other"
+    yield row("make test, installed", apart, [whole], [seconds.sum()])
+    for file, taken in (*seconds[:_SLOWEST].items(), ("all other files", seconds[_SLOWEST:].sum())):
+        yield row(f"make test: {file}", apart, [taken], [seconds.sum()])
+
+
 PARTS: dict[str, Callable[[BenchSettings], Rows]] = {
     "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": switch.at_one_length,
     "switch beyond": switch.beyond, "switch at length": switch.behind_long_texts, "switch budget": switch.taken_apart,
-    "check": _check, "book": _book,
+    "check": _check, "book": _book, "tests": _tests,
 }
 
 

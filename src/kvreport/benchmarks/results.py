@@ -16,7 +16,7 @@ class Target(NamedTuple):
     """A target of speed: a line of the bench, the target in words, and the bound.
 
     Its column is what the bound is on: ``ratio``, which must reach it; ``inverse``, the second's time over the first's
-    turned over, which must not pass it; ``seconds`` of the first or ``against_seconds`` of the second, likewise.
+    turned over, which must not pass it; ``seconds`` of the first, likewise.
     """
 
     what: str
@@ -50,7 +50,8 @@ TARGETS = (
     Target("all statistics of a prediction, a text of 128 tokens, bfloat16", "1.2 times the two passes or less", 1.2),
     Target("kvbook check of the 135 M model, imports included", "8 s or less", 8, "seconds"),
     Target("book, nothing to do (default)", "3 s or less", 3, "seconds"),
-    Target("book, nothing to do (default)", "5 minutes or less from nothing", 300, "against_seconds"),
+    Target("book from nothing (default)", "5 minutes or less", 300, "seconds"),
+    Target("make test, installed", "10 minutes or less", 600, "seconds"),
 )
 
 
@@ -108,8 +109,8 @@ def _met(target: Target, rows: pd.DataFrame) -> str:
     if measured.empty:
         return ""
     row = measured.iloc[0]
-    if target.column.endswith("seconds"):
-        return f"{row[target.column]:.1f} s: {'met' if row[target.column] <= target.bound else 'not met'}"
+    if target.column == "seconds":
+        return f"{row['seconds']:.1f} s: {'met' if row['seconds'] <= target.bound else 'not met'}"
     shown, least = (1 / row["ratio"], 1 / target.bound) if target.column == "inverse" else (row["ratio"], target.bound)
     narrowly = ", narrowly" if row["lowest"] < least <= row["highest"] else ""
     return f"{shown:.2f}: {'met' if row['ratio'] >= least else 'not met'}{narrowly}"

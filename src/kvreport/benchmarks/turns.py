@@ -36,6 +36,8 @@ class BenchSettings(Settings):
         Whether the book is built too, which takes minutes.
     profile : str
         With which parameters.
+    tests : bool
+        Whether all tests are run too, which takes minutes.
     """
 
     shape: Annotated[str, Field(min_length=1)] = "smollm2"
@@ -45,6 +47,7 @@ class BenchSettings(Settings):
     n_repeats: Annotated[int, Field(ge=2)] = 10
     book: bool = False
     profile: str = "smoke"
+    tests: bool = False
 
 
 def row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float], n: int = 1) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from kvreport.publishing.published import Published, Sentence
 _ROLE = re.compile(r"\{[\w:]+\}`([^`]*)`")
 _MARKUP = re.compile(r"[`*]+")
 # A mark before a space that ends no abbreviation: "95 %, e.g. 0.5" and "Fig. 2" go on.
-_SENTENCE_END = re.compile(r"(?<!Fig)(?<!Tab)(?<=[\w'’)%”]{3})[.?!](?=\s|$)")
-_LONGEST_TITLE = 160
+_SENTENCE_END = re.compile(r"(?<!Fig)(?<!Tab)(?<! al)(?<! vs)(?<=[\w'’)\]%”-]{2})[.?!](?=\s|$)")
 
 # TeX's own characters, in one pass, so that no escape is escaped again.
 _TEX = {
@@ -147,10 +146,7 @@ def first_sentence(caption: str) -> str:
     """Give what a caption begins with as plain text, to serve as a title."""
     text = plain(caption)
     end = _SENTENCE_END.search(text)
-    sentence = text[: end.start()] if end else text
-    if len(sentence) <= _LONGEST_TITLE:
-        return sentence
-    return sentence[:_LONGEST_TITLE].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+    return text[: end.start()] if end else text
 
 
 def plain(text: str) -> str:

@@ -56,7 +56,7 @@ def scaled(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
 
 
 def spread(estimate: Estimate) -> str:
-    """Write a small estimate as (1.7 ± 0.2) × 10⁻⁴; a skew one or a range as 1.4 [0.0, 4.1] × 10⁻⁷."""
+    """Write a small estimate as (1.7 ± 0.2) × 10⁻⁴, or 1.7 ± 0.2; a skew one or a range as 1.4 [0.0, 4.1] × 10⁻⁷."""
     if estimate.value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(estimate.value)))
@@ -66,7 +66,8 @@ def spread(estimate: Estimate) -> str:
     skew = max(below, above) > 1.5 * min(below, above) and round(max(below, above), 1) > 0.1
     if skew or estimate.kind == "range":
         return Estimate(value, low, high, estimate.kind).text("{:.1f}") + power
-    return f"({value:.1f} ± {(high - low) / 2:.1f}){power}"
+    both = f"{value:.1f} ± {(high - low) / 2:.1f}"
+    return f"({both}){power}" if power else both
 
 
 def change(ratio: Estimate) -> str:

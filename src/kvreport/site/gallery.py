@@ -47,12 +47,11 @@ def linked(item: Published, file: Path, page: Path) -> str:
     """Write a picture that leads to its figure, and the first sentence of the caption."""
     picture, top = (Path(os.path.relpath(path, page)).as_posix() for path in (file, paths.ROOT))
     sentence = citation.heading(item)
-    end = "" if sentence.endswith("…") else "."
     return (
         # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.
         f"::::{{image}} {picture}\n:alt: {' '.join(item.alt.split())}\n:class: dark-light\n"
         f":target: {top}/{item.place}\n::::\n\n"
-        f"{{numref}}`{item.name}`: {sentence.translate(_MARKS)}{end}"
+        f"{{numref}}`{item.name}`: {sentence.translate(_MARKS)}."
     )
 
 
