@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS
-from kvreport.publishing import wording
+from kvreport.publishing import processors, wording
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, elsewhere
 from kvreport.publishing.rules import Condition, Side
@@ -44,7 +44,8 @@ class Statement:
         Whether the chapter opens with it or is cited for it: then it must rest on 30 units or more, on 10 repeats of a
         time, or on a census.
     on : str
-        The maker of the processor that the sentence speaks of, such as "Intel"; on another one it is not checked.
+        The maker or the kind of the processor that the sentence speaks of, such as "Intel" or "Zen 3"; on another one
+        it is not checked.
     """
 
     must: Condition
@@ -60,7 +61,7 @@ class Statement:
     def is_for(self, found: Found) -> bool:
         """Tell whether it speaks of the processor that rows were made on."""
         return not self.on or any(
-            run.about["machine"]["processor"].startswith(self.on) for run in found.runs.values() if run
+            self.on in processors.label([run.about["machine"]]) for run in found.runs.values() if run
         )
 
 

@@ -100,6 +100,10 @@ KERNELS = Measure(
     estimate=distinct("kernel"),
 )
 OF_LINEAR, OF_ATTENTION = KERNELS.where(linear=True), KERNELS.where(linear=False)
+REPORTED = replace(
+    KERNELS, name="numbers of rows at which a library reports its kernel",
+    estimate=counted(lambda of: (of["kernel"] != rows.UNREPORTED).sum()),
+).where(linear=True)
 TALLEST = replace(
     KERNELS, name="most rows in a product of the attention", estimate=counted(lambda of: of["height"].max())
 )
@@ -165,6 +169,9 @@ STATEMENTS = {
     "one-routine-for-linear": _here(every(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE), on="Intel"),
     "two-routines-for-linear-in-fp16": _here(every(OF_LINEAR.where(dtype="float16"), "above", _ONE), on="Intel"),
     "two-routines-for-attention-in-bf16": _here(every(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE), on="Intel"),
+    "own-code-for-linear-in-16-bits-on-zen-3": _here(
+        every(REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE), on="Zen 3"
+    ),
     "masks-alike": _here(every(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE)),
     "hidden-keys-change-rows": _here(every(HIDDEN_KEYS.where(dtype="float32"), "above", NONE)),
 }

@@ -1,6 +1,6 @@
 """Tables of the chapter on where drift begins, as its page shows them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 import pandas as pd
@@ -8,7 +8,7 @@ import pandas as pd
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import measures, rows
 from kvreport.publishing.found import Found
-from kvreport.publishing.wording import DTYPES, between, percent
+from kvreport.publishing.wording import DTYPES, between, percent, processor
 
 
 def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
@@ -66,17 +66,19 @@ def prefills(compared: pd.DataFrame) -> pd.DataFrame:
     return counts.rename(columns=DTYPES).rename_axis(index={"what": "compared"}, columns=None).reset_index()
 
 
-def kernels(by_rows: pd.DataFrame) -> pd.DataFrame:
+def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """List which kernel runs at which numbers of rows; operations that have the same ones share a line."""
     alike: dict[tuple, list[str]] = {}
-    for (dtype, operation), of in by_rows.groupby(["dtype", "operation"], sort=False):
+    by_rows = {processor(name): found["kernels by rows"] for name, found in everywhere.items()}
+    of_all = pd.concat(by_rows, names=["processor"])
+    for (on, dtype, operation), of in of_all.groupby(["processor", "dtype", "operation"], sort=False):
         ran = groupby(zip(of["rows"], of["kernel"], strict=True), lambda pair: pair[1])
         spans = [(between([count for count, _ in pairs], "{}"), kernel) for kernel, pairs in ran]
-        alike.setdefault((dtype, *spans), []).append(operation)
+        alike.setdefault((on, DTYPES[dtype], *spans), []).append(operation)
     return pd.DataFrame(
         [
-            {"dtype": DTYPES[dtype], "operation": ", ".join(operations), "rows": at, "kernel": kernel}
-            for (dtype, *spans), operations in alike.items() for at, kernel in spans
+            {"processor": on, "dtype": dtype, "operation": ", ".join(operations), "rows": at, "kernel": kernel}
+            for (on, dtype, *spans), operations in alike.items() for at, kernel in spans
         ]
     )
 
