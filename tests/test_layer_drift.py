@@ -8,11 +8,13 @@ from planted import changed, on, published, run_of, with_rows, with_runs
 
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, kept, loading
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
 from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.publishing import evaluated
 from kvreport.publishing import found as found_in
+from kvreport.running import planning
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +214,38 @@ def test_a_prompt_that_two_seeds_drew_is_one_unit(results):
         pd.testing.assert_frame_equal(of_greedy(twice)[name], once)
         # Control: another prompt is a unit of its own.
         assert len(of_greedy(pd.concat([rows, rows.assign(prompt="another")]))[name]) == 2 * len(once)
+
+
+# A default build can disagree with the book: a layer with random weights changes the sentence that is named here.
+
+
+def with_a_random_layer(monkeypatch):
+    stock = loading.load
+
+    def load(*args, **options):
+        loaded = stock(*args, **options)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in loaded.model.get_decoder().layers[15].parameters():
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+        return loaded
+
+    load.__kwdefaults__ = stock.__kwdefaults__
+    monkeypatch.setattr(loading, "load", load)
+
+
+@pytest.mark.parametrize(("harm", "differ"), [(None, set()), (with_a_random_layer, {"growth-is-a-tenth"})])
+def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_none(
+    harm, differ, monkeypatch, runs, real_model
+):
+    # Neither is the model that another test has left, nor does another test get this one.
+    monkeypatch.setattr(kept, "_kept", {})
+    if harm:
+        harm(monkeypatch)
+    (chapter,) = (one for one in planning.plan() if one.name == "layer_drift")
+    asked = chapter.values() | {"dtypes": ("float32",)}
+    run = by_layer.EXPERIMENT.run(by_layer.EXPERIMENT.settings.checked(**asked))
+    folders = {by_layer.EXPERIMENT.name: str(run.folder.relative_to(runs))}
+    statements = evaluated._own("layer_drift", evaluated.published("layer_drift"), folders)["statements"]
+    assert {name for name, one in statements.items() if one["comparison"] == "differs"} == differ
+    assert sum(one["comparison"] == "agrees" for one in statements.values()) >= 3
