@@ -216,6 +216,11 @@ def test_a_prompt_that_two_seeds_drew_is_one_unit(results):
         assert len(of_greedy(pd.concat([rows, rows.assign(prompt="another")]))[name]) == 2 * len(once)
 
 
+@pytest.mark.parametrize(("dtypes", "finer"), [(["float16", "float32"], "float16"), (["float32"], None)])
+def test_a_dtype_is_held_against_the_next_finer_one_and_against_no_other(dtypes, finer):
+    assert measures._finer("bfloat16", ["bfloat16", *dtypes]) == finer
+
+
 # A default build can disagree with the book: a layer with random weights changes the sentence that is named here.
 
 
