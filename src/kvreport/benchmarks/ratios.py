@@ -48,7 +48,7 @@ _SCORED = 128
 # How often a check has its turn: it takes as long as dozens of passes.
 _CHECKS = 2
 # Files of tests that are named one by one.
-_SLOWEST = 20
+_SLOWEST = 12
 # What it is taken apart into.
 _PARTS_OF_CHECK = {
     "weights": (loading, "load"), "passes": (checks._Measured, "_rows_of"), "judging": (checks._Measured, "judged"),
