@@ -69,7 +69,7 @@ def behind_long_texts(settings: BenchSettings) -> Rows:
     for dtype in dict.fromkeys([settings.dtype, "float32"]):
         model, ids = random_model(settings, _PREFILLED, dtype=dtype)
         for length in _LENGTHS:
-            ours, stock = (partial(_step_behind, model, length, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
+            ours, stock = (partial(_seconds_behind, model, length, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
             what = f"row-invariant decode step behind {length:,} tokens, {dtype}"
             yield by_turns(what, ours, "stock", stock, settings.n_repeats)
         ours, stock = (partial(_peak, model, ids, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
@@ -81,15 +81,20 @@ def behind_long_texts(settings: BenchSettings) -> Rows:
             yield found | {"seconds": None, "against_seconds": None}
 
 
-def _step_behind(model: torch.nn.Module, length: int, arithmetic: str) -> float:
+def _step_behind(model: torch.nn.Module, length: int) -> Callable[[], Any]:
+    """Prepare a step behind drawn keys and values."""
     config, cache = model.config, DynamicCache(config=model.config)
     shape = 1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads
     for layer in range(config.num_hidden_layers):
         states = torch.randn(2, *shape, dtype=model.dtype, device=model.device)
         cache.update(*states, layer)
-    token = torch.tensor([[3]], device=model.device)
+    return partial(model, torch.tensor([[3]], device=model.device), past_key_values=cache)
+
+
+def _seconds_behind(model: torch.nn.Module, length: int, arithmetic: str) -> float:
+    step = _step_behind(model, length)
     with torch.inference_mode(), _switched(arithmetic):
-        return timing.timed(lambda: model(token, past_key_values=cache), model.device)[1]
+        return timing.timed(step, model.device)[1]
 
 
 def _peak(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> float:
@@ -114,6 +119,8 @@ def taken_apart(settings: BenchSettings) -> Rows:
         yield from _apart(settings, what, _parts_of_a_step, _shaped(settings, name), ids % _SHARED["vocab_size"])
     model, ids = random_model(settings, _PREFILLED, dtype="float32")
     yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", _parts_of_a_prefill, model, ids)
+    longest = _LENGTHS[-1]
+    yield from _apart(settings, f"decode step behind {longest:,} tokens, float32", _parts_behind, model, longest)
 
 
 def _apart(settings: BenchSettings, what: str, parts: Callable[..., dict[str, float]], *of: Any) -> Rows:
@@ -134,6 +141,13 @@ def _switched(arithmetic: str) -> AbstractContextManager[Any]:
 def _parts_of_a_prefill(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
     with torch.inference_mode(), _switched(arithmetic), budget.kept(model) as seconds:
         model(ids, use_cache=True, logits_to_keep=1)
+    return seconds
+
+
+def _parts_behind(model: torch.nn.Module, length: int, arithmetic: str) -> dict[str, float]:
+    step = _step_behind(model, length)
+    with torch.inference_mode(), _switched(arithmetic), budget.kept(model) as seconds:
+        step()
     return seconds
 
 
