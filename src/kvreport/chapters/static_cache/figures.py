@@ -76,8 +76,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)
     style.plain_logarithm(ax.yaxis)
-    fig.legend(loc="outside upper center", ncols=2, fontsize=9)
-    return fig
+    return style.with_legend(fig, ax.get_lines(), 2)
 
 
 def figure_batches(found: pd.DataFrame) -> Figure:
