@@ -346,6 +346,13 @@ def ids():
     return torch.randint(11, 320, (1, 24), generator=generator)
 
 
+@pytest.fixture(scope="session")
+def texts():
+    import torch
+
+    return torch.randint(11, 320, (3, 21), generator=torch.Generator().manual_seed(4))
+
+
 @pytest.fixture
 def injected(monkeypatch):
     """Return a function that injects a fault into every model that a check loads."""

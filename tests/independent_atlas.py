@@ -8,7 +8,6 @@ script it tries every architecture of the installed transformers::
 
 import dataclasses
 import inspect
-import itertools
 import sys
 import warnings
 from typing import Any
@@ -131,13 +130,18 @@ def _text() -> torch.Tensor:
     return torch.tensor([[(37 * i * i + 11 * i + 20) % 170 + 20 for i in range(LENGTH)]])
 
 
-def _parts(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor | None:
+def _parts(
+    model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], mask: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
+) -> torch.Tensor | None:
     """Feed part by part, handing on whatever the model gives that it also takes; None where it gives nothing."""
     takes = inspect.signature(model.forward).parameters
     held: dict[str, Any] = {}
-    logits = []
+    logits, end = [], 0
     for part in ids.split(sizes, 1):
-        output = model(part, use_cache=True, **held)
+        begin, end = end, end + part.shape[1]
+        given = {} if mask is None else {"attention_mask": mask[:, :end], "position_ids": places[:, begin:end]}
+        output = model(part, use_cache=True, **given, **held)
         held = {key: value for key, value in output.items() if key in takes and key != "logits" and value is not None}
         if not held:
             return None
@@ -159,16 +163,8 @@ def _behind_padding(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor |
     limit = WRONG / torch.finfo(torch.float64).eps * torch.finfo(alone.dtype).eps
     if not (whole - alone).double().abs().max() < limit * alone.double().std():
         return None
-    held: dict[str, Any] = {}
-    logits = []
-    for begin, end in itertools.pairwise([0, *range(9, padded.shape[1] + 1)]):
-        given = {"attention_mask": mask[:, :end], "position_ids": places[:, begin:end], "use_cache": True}
-        output = model(padded[:, begin:end], **given, **held)
-        held = {key: value for key, value in output.items() if key in takes and key != "logits" and value is not None}
-        if not held:
-            return None
-        logits.append(output.logits)
-    return torch.cat(logits, 1)[:, _PADDING:]
+    fed = _parts(model, padded, [9] + [1] * (padded.shape[1] - 9), mask, places)
+    return None if fed is None else fed[:, _PADDING:]
 
 
 def _static(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor | None:

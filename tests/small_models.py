@@ -74,10 +74,8 @@ def asked(model, texts, **changes) -> CheckSettings:
 
 def generated(model, ids: torch.Tensor, n: int, **options):
     """Let transformers write so many tokens greedily after a prompt, with all that it returns."""
-    return model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=n, min_new_tokens=n,
-        return_dict_in_generate=True, **options,
-    )
+    asked = {"attention_mask": torch.ones_like(ids), "min_new_tokens": n} | options
+    return model.generate(ids, do_sample=False, max_new_tokens=n, return_dict_in_generate=True, **asked)
 
 
 # A training of the model from scratch that takes a second.

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from refusing import refusal
+from small_models import generated
 from transformers import CONFIG_MAPPING
 
 from kvbook.atlas import badges, columns, configurations, invariance, running, table
@@ -92,8 +93,7 @@ def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_
     assert table.faults(row) == ["static cache: wrong from token 0 (not declared)"]
     assert "bug (static cache, not declared)" in badges.words(row | running.versions())
     model, ids = configurations.build("gpt_neo"), configurations.text(LENGTH)
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
-    written = [model.generate(ids, cache_implementation=name, **options) for name in ("dynamic", "static")]
+    written = [generated(model, ids, 4, cache_implementation=name).sequences for name in ("dynamic", "static")]
     assert not torch.equal(*written)
 
 
@@ -129,8 +129,7 @@ def test_a_prompt_that_is_cached_whole_is_fed_twice_and_its_logits_are_wrong(nam
     assert row[f"{WHOLE}, tokens fed"] == row[f"{WHOLE}, first wrong position"] + 1 == LENGTH - 1
     fed = columns.look_at(configurations.build(name))
     # Control: without such a cache it is right.
-    options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    alone = fed.model.generate(ids, max_new_tokens=1, **options).logits[0]
+    alone = generated(fed.model, ids, 1, output_logits=True).logits[0]
     assert (alone - fed.full(ids)[:, -1]).abs().max() < 1e-4
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from refusing import refusal
-from small_models import SMALL
+from small_models import SMALL, generated
 
 from kvbook.measuring import agreement, fp64_reference, predictions, rounded_caches
 from kvbook.measuring.in_fp64 import widened
@@ -67,11 +67,6 @@ def diverged(settings):
 @pytest.fixture(scope="module")
 def subject(settings):
     return variants.Subject(settings, "float32")
-
-
-@pytest.fixture(scope="module")
-def texts():
-    return torch.randint(11, 320, (3, 21), generator=torch.Generator().manual_seed(4))
 
 
 def gathered(subject, way, ids, prompt):
@@ -332,10 +327,7 @@ def test_the_baseline_is_what_generate_writes_without_a_cache_to_the_end_token(s
     # The fourth token ends the text, for both.
     monkeypatch.setattr(model.generation_config, "eos_token_id", tokens[3])
     steps = written_alone(model, prompt, 12)
-    output = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), use_cache=False, do_sample=False, max_new_tokens=12,
-        return_dict_in_generate=True, output_logits=True, pad_token_id=0,
-    )
+    output = generated(model, prompt, 12, min_new_tokens=None, use_cache=False, output_logits=True, pad_token_id=0)
     assert tokens_of(steps) == output.sequences[0, 10:].tolist()
     assert len(steps) == tokens.index(tokens[3]) + 1
     for step, logits in zip(steps, output.logits, strict=True):
@@ -432,9 +424,9 @@ def test_a_padded_batch_is_bitwise_what_generate_writes(subject, cache):
         ids[row, -len(one) :], mask[row, -len(one) :] = one, 1
     written = writing.write(model, prompts, range(3), 16, GREEDILY, cache, named.LEFT, 12)
     texts = writing.to_the_end(model, written)
-    output = model.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=16, return_dict_in_generate=True, pad_token_id=0,
-        output_logits=True, cache_implementation=cache.split()[0] if cache == named.PREALLOCATED else None,
+    output = generated(
+        model, ids, 16, attention_mask=mask, min_new_tokens=None, output_logits=True, pad_token_id=0,
+        cache_implementation="static" if cache == named.PREALLOCATED else None,
     )
     for row, steps in enumerate(texts):
         assert tokens_of(steps) == output.sequences[row, 12 : 12 + len(steps)].tolist()

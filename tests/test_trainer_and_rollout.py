@@ -30,11 +30,6 @@ def model():
     return loading.load("llama", dtype="float32").model
 
 
-@pytest.fixture
-def ids():
-    return torch.randint(11, 320, (3, 21), generator=torch.Generator().manual_seed(4))
-
-
 def estimate(measure, written, compared):
     shown = found.of_runs("trainer_and_rollout", {"rollout": run_of(written)})
     (one,) = measure.where(compared=compared)(shown)
@@ -42,23 +37,24 @@ def estimate(measure, written, compared):
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 64])
-def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, ids, at_once):
+def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, texts, at_once):
     with torch.inference_mode():
-        expected, on_cache = scoring.one_pass(model, "x", ids, 8)["x"], scoring.cached(model, "x", ids, 8, at_once)["x"]
+        expected = scoring.one_pass(model, "x", texts, 8)["x"]
+        on_cache = scoring.cached(model, "x", texts, 8, at_once)["x"]
         assert expected.shape == on_cache.shape == (3, 13)
         assert torch.allclose(expected, on_cache, atol=1e-4)
-        assert torch.allclose(expected, scoring.padded(model, "x", ids, 8)["x"], atol=1e-4)
+        assert torch.allclose(expected, scoring.padded(model, "x", texts, 8)["x"], atol=1e-4)
         # Control: the text before or behind, and the token beside, would not pass.
         assert not torch.allclose(expected, on_cache.roll(1, 0), atol=1e-1)
         assert not torch.allclose(expected, on_cache.roll(1, 1), atol=1e-1)
 
 
-def test_control_a_changed_weight_is_found(model, ids):
+def test_control_a_changed_weight_is_found(model, texts):
     with torch.inference_mode():
-        before = scoring.one_pass(model, "x", ids, 8)["x"]
+        before = scoring.one_pass(model, "x", texts, 8)["x"]
         weight = model.base_model.layers[0].mlp.down_proj.weight
         weight[0] += 0.1
-        changed = scoring.one_pass(model, "x", ids, 8)["x"]
+        changed = scoring.one_pass(model, "x", texts, 8)["x"]
         weight[0] -= 0.1
     assert (before - changed).abs().mean() > 1e-3
 

@@ -12,6 +12,7 @@ follow from d, which is as good as exact, so that a divergence of 1e-13 nats com
 logarithms of softmax would leave nothing but their rounding.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
@@ -115,6 +116,13 @@ def spacing(values: torch.Tensor) -> torch.Tensor:
     size = values.double().abs().clamp(min=info.tiny)
     # frexp writes x as m * 2 ** e with m in [0.5, 1): the leading bit is worth 2 ** (e - 1).
     return torch.ldexp(torch.full_like(size, info.eps), torch.frexp(size).exponent - 1)
+
+
+def noisy(logits: torch.Tensor, seed: int, texts: Iterable[int], step: int) -> torch.Tensor:
+    """Add to each text's row of logits its noise of a step; the largest number is then a sample at temperature 1."""
+    noise = torch.stack([gumbel(seed, text, step, logits.shape[-1]) for text in texts])
+    # 16-bit logits plus the noise have to be told apart in more than 16 bits.
+    return logits.float() + noise.to(logits.device)
 
 
 def gumbel(seed: int, text: int, step: int, size: int) -> torch.Tensor:

@@ -122,6 +122,13 @@ def name_rows(ax: Axes, names: Sequence[str], above: float = 0.5, **look) -> Non
     ax.grid(axis="y", visible=False)
 
 
+def rows(names: Sequence[str], room: float, each: float, **look) -> tuple[Figure, Axes]:
+    """Make axes of named rows: each of so many inches, and so much room for the rest."""
+    fig, ax = plt.subplots(figsize=(WIDTH, room + each * len(names)))
+    name_rows(ax, names, **look)
+    return fig, ax
+
+
 def name_cells(ax: Axes, names: Sequence[str], **look) -> None:
     """Name the rows of a map, whose cells are one high, from the top down."""
     ax.set_yticks(np.arange(len(names)) + 0.5, names, **{"fontsize": 9} | look)

@@ -1,6 +1,7 @@
 """Figures of the chapter on the atlas."""
 
-import matplotlib.pyplot as plt
+from collections.abc import Iterable
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -53,30 +54,26 @@ def _bar(ax: Axes, place: int, counted: pd.DataFrame) -> None:
     ax.text(left + 2, place, ", ".join(narrow), ha="left", va="center", fontsize=9)
 
 
-def _stacked(counted: pd.DataFrame, by: str, places: list[str]) -> Figure:
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.42 * len(places)))
+def _stacked(counted: pd.DataFrame, by: str, known: Iterable[str]) -> Figure:
+    places = [place for place in known if place in set(counted[by])]
+    fig, ax = style.rows(places, 1.5, 0.42)
     for place, name in enumerate(places):
         _bar(ax, place, counted[counted[by] == name])
-    style.name_rows(ax, places)
     # The numbers of narrow pieces end at the axes' edge.
     ax.margins(x=0.17)
     ax.set_xlabel("architectures")
     handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    known = [outcome for outcome in _LOOKS if outcome in handles]
-    fig.legend([handles[outcome] for outcome in known], known, loc="outside upper right", ncols=3, fontsize=9)
-    return fig
+    return style.with_legend(fig, [handles[outcome] for outcome in _LOOKS if outcome in handles], 3, "upper right")
 
 
 def figure_outcomes(counted: pd.DataFrame) -> Figure:
     """Draw how many architectures are exact, rounding, wrong, from `tables.outcomes`."""
-    return _stacked(
-        counted, "question", [question for question in tables.OUTCOMES if question in set(counted["question"])]
-    )
+    return _stacked(counted, "question", tables.OUTCOMES)
 
 
 def figure_paths(counted: pd.DataFrame) -> Figure:
     """Draw the same by execution path, from the count of paths and outcomes."""
-    return _stacked(counted, "path", [path for path in PATHS if path in set(counted["path"])])
+    return _stacked(counted, "path", PATHS)
 
 
 def figure_operations(counted: pd.DataFrame) -> Figure:
@@ -84,7 +81,7 @@ def figure_operations(counted: pd.DataFrame) -> Figure:
     grid = counted.pivot(index="kind", columns="dtype", values="architectures").fillna(0)
     grid = grid.loc[grid.sum(axis=1).sort_values(ascending=False).index]
     dtypes = [dtype for dtype in ("float32", "bfloat16") if dtype in grid]
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.5 * len(grid)))
+    fig, ax = style.rows(grid.index, 1.2, 0.5)
     height = 0.8 / len(dtypes)
     for number, dtype in enumerate(dtypes):
         places = [place + (number - (len(dtypes) - 1) / 2) * height for place in range(len(grid))]
@@ -93,7 +90,6 @@ def figure_operations(counted: pd.DataFrame) -> Figure:
             hatch="" if dtype == "float32" else "//", edgecolor="white", linewidth=0,
         )
         ax.bar_label(bars, fmt="%d", padding=3, fontsize=9.5)
-    style.name_rows(ax, grid.index)
     ax.set_xlabel("architectures")
     ax.margins(x=0.08)
     ax.legend(loc="lower right", fontsize=9)

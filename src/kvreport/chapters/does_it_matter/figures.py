@@ -80,8 +80,7 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
         _break(zero, log)
     log.set(xscale="log", xlabel="mean divergence (nats per token)")
     log.xaxis.set_major_locator(LogLocator(numticks=7))
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 4)
 
 
 def figure_margins(margins: pd.DataFrame) -> Figure:
@@ -104,8 +103,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
     bottom.set(ylabel="top-1 flips", ylim=(-0.02, None))
     handles = style.dtype_keys(margins["dtype"], _DTYPE_MARKERS)
     handles += [style.key("measured", marker="o"), style.key("from the shifts alone", linestyle="--")]
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 4)
 
 
 def figure_moved(table: pd.DataFrame) -> Figure:
@@ -113,18 +111,16 @@ def figure_moved(table: pd.DataFrame) -> Figure:
     labels, dtypes = list(dict.fromkeys(table["label"])), [d for d in DTYPE_COLOURS if d in set(table["dtype"])]
     lanes = [(choice, dtype) for choice in named.CHOICES for dtype in dtypes]
     lanes = [lane for lane in lanes if lane in set(zip(table["choice"], table["dtype"], strict=True))]
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.45 * len(labels)))
+    fig, ax = style.rows([label.replace(", beside ", "\nbeside ") for label in labels], 0.9, 0.45, fontsize=8.5)
     for row in table.itertuples():
         place = labels.index(row.label) + 0.2 * (lanes.index((row.choice, row.dtype)) - (len(lanes) - 1) / 2)
         look = {"color": DTYPE_COLOURS[row.dtype], "marker": _DTYPE_MARKERS[row.dtype], "markersize": 5, "linewidth": 1}
         look |= {"markerfacecolor": "white"} if row.choice == named.SAMPLED else {}
         style.plot_estimate(ax, scaled(row.estimate, 100), place, **look)
-    style.name_rows(ax, [label.replace(", beside ", "\nbeside ") for label in labels], fontsize=8.5)
     ax.set(xlim=(-3, 103), xlabel="texts that the change moves (%)")
     handles = style.dtype_keys(dtypes, _DTYPE_MARKERS)
     handles.append(style.key("sampled", marker="o", markerfacecolor="white"))
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    return fig
+    return style.with_legend(fig, handles, 4)
 
 
 def _plot_band(ax: Axes, x: pd.Series, found: pd.Series, **how) -> None:
@@ -175,9 +171,7 @@ def figure_by_position(table: pd.DataFrame) -> Figure:
     axes[-1, 0].set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
     axes[-1, 0].set(xlabel="position in the text (tokens)")
     axes[-1, 0].minorticks_off()
-    keys = [style.key(name, **look) for name, look in looks.values()]
-    fig.legend(handles=keys, loc="outside upper center", ncols=3, fontsize=9)
-    return fig
+    return style.with_legend(fig, [style.key(name, **look) for name, look in looks.values()], 3)
 
 
 def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | None) -> Figure:
@@ -201,5 +195,4 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
     dtypes = positions["dtype"] if behind is None else [*positions["dtype"], *behind["dtype"]]
     if behind is not None:
         _plot_snowball(axes[1, 0], behind)
-    fig.legend(handles=[*handles, *style.dtype_keys(dtypes)], loc="outside upper center", ncols=2, fontsize=9)
-    return fig
+    return style.with_legend(fig, [*handles, *style.dtype_keys(dtypes)], 2)

@@ -7,12 +7,8 @@ optimum-quanto`` or ``pip install hqq``.  Rows as those of `teacher_forced`.
 
 import importlib.metadata
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
-from transformers import Cache, PretrainedConfig, QuantizedCache
-
-from kvbook.measuring import rounded_caches
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.does_it_matter import rows as named
@@ -22,19 +18,11 @@ from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 _PACKAGES = ("optimum-quanto", "hqq")
 
 
-def _library(backend: str, bits: int, config: PretrainedConfig, _length: int) -> Cache:
-    return QuantizedCache(backend, config=config, nbits=bits)
-
-
-def _rounded(keys: int | None, values: int | None, config: PretrainedConfig, _length: int) -> Cache:
-    return rounded_caches.make(config, keys, values)
-
-
 def ways() -> Iterator[variants.Variant]:
     """List the caches, the plain one first."""
     makes = {named.PLAIN: variants.dynamic, named.KV_FP8: variants.fp8}
-    makes |= {name: partial(_library, *of) for name, of in named.BACKENDS.items()}
-    makes |= {name: partial(_rounded, *of) for name, of in named.ROUNDED.items()}
+    makes |= {name: variants.library(backend, nbits=bits) for name, (backend, bits) in named.BACKENDS.items()}
+    makes |= {name: variants.rounded(*bits) for name, bits in named.ROUNDED.items()}
     for name, make in makes.items():
         yield variants.Variant(name, variants.on_a_cache(make, None), makes=make)
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from kvbook.settings import SmallDType, TextSettings, numbers, several
+from kvbook.settings import Count, SmallDType, TextSettings, at_least, numbers, several, some
 
-_Long = Annotated[int, Field(ge=16)]
+_Long = at_least(16)
 
 
 class DoesItMatterSettings(TextSettings):
@@ -36,12 +36,12 @@ class DoesItMatterSettings(TextSettings):
         more, is a prompt, and an eighth is written.
     """
 
-    n_samples: Annotated[int, Field(ge=1)] = 12
-    n_tokens: Annotated[int, Field(ge=8)] = 96
+    n_samples: Count = 12
+    n_tokens: at_least(8) = 96
     longest: _Long = 1024
-    dtypes: Annotated[tuple[SmallDType, ...], BeforeValidator(several), Field(min_length=1)] = ("float32", "bfloat16")
+    dtypes: some(SmallDType) = ("float32", "bfloat16")
     greedy_only: Annotated[tuple[SmallDType, ...], BeforeValidator(several)] = ()
-    n_long: Annotated[int, Field(ge=1)] = 3
+    n_long: Count = 3
     text_lengths: Annotated[tuple[_Long, ...], BeforeValidator(numbers), Field(min_length=1)] = (256,)
-    n_fit: Annotated[int, Field(ge=2)] = 24
-    n_usage: Annotated[int, Field(ge=1)] = 2
+    n_fit: at_least(2) = 24
+    n_usage: Count = 2

@@ -76,13 +76,13 @@ def partings(found: Found) -> pd.DataFrame:
     table = []
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in together):
         fixed = dtype, way
-        ties = tied.get((dtype, way), pd.Series(dtype=bool))
+        ties = tied.get(fixed, pd.Series(dtype=bool))
         table.append(
             {
                 "change": way, "dtype": DTYPES[dtype],
                 # Not every way and dtype reads the fixed texts.
                 "flips (%)": _cell(flipped, fixed, _percent),
-                    "flips, expected (%)": _cell(expected, fixed, _small_percent),
+                "flips, expected (%)": _cell(expected, fixed, _small_percent),
                 **{f"equal, {of} (%)": _cell(together, (dtype, of, way), _whole_percent) for of in rows.CHOICES},
                 "at a tie": "" if way == rows.OTHER_DTYPE else f"{int(ties.sum())} of {len(ties)}",
             }
@@ -133,7 +133,7 @@ def along(found: Found) -> pd.DataFrame:
     grouped = found["drift_by_position"].groupby(list(measures.ALONG.by), sort=False)
     table = grouped.agg(
         read_from=("read_from", "first"), read_to=("read_to", "first"), flips=("flips", "sum"),
-            n_tokens=("n_tokens", "sum")
+        n_tokens=("n_tokens", "sum"),
     )
     for name, measure in (("kl", measures.ALONG), ("over_first", measures.OVER_THE_FIRST_QUARTER)):
         known = _by_key(measure, found)

@@ -160,14 +160,18 @@ def on_a_cache(make: MakeCache, at_once: int | None, lost: int = 0) -> Feed:
     return feed
 
 
-def fp8(config: PretrainedConfig, _length: int) -> Cache:
-    """Make the library's cache in 8 bits, for which nothing need be installed."""
-    return QuantizedCache("fp8", config=config)
+def library(backend: str, **options: int) -> MakeCache:
+    """Make the library's quantized caches; some backends take a package of their own."""
+    return lambda config, _length: QuantizedCache(backend, config=config, **options)
 
 
-def _bits(bits: int) -> MakeCache:
-    return lambda config, _length: rounded_caches.make(config, bits, bits)
+def rounded(keys: int | None, values: int | None) -> MakeCache:
+    """Make caches that round keys and values to so many bits each."""
+    return lambda config, _length: rounded_caches.make(config, keys, values)
 
+
+# For it nothing need be installed.
+fp8 = library("fp8")
 
 (
     _, CHUNKS, _, BATCHED, PADDED, EAGER, OTHER_DTYPE, KV_FP8, KV_INT8, KV_INT4, WEIGHTS_8, WEIGHTS_4, LOST
@@ -176,7 +180,7 @@ def _bits(bits: int) -> MakeCache:
     Variant(named.STATIC, on_a_cache(static, AT_ONCE)), Variant(named.BATCHED, batched),
     Variant(named.PADDED, left_padded), Variant(named.EAGER, whole, attention="eager"),
     Variant(named.OTHER_DTYPE, whole, other_dtype=True), Variant(named.KV_FP8, on_a_cache(fp8, None), makes=fp8),
-    Variant(named.KV_INT8, on_a_cache(_bits(8), None)), Variant(named.KV_INT4, on_a_cache(_bits(4), None)),
+    Variant(named.KV_INT8, on_a_cache(rounded(8, 8), None)), Variant(named.KV_INT4, on_a_cache(rounded(4, 4), None)),
     Variant(named.WEIGHTS_8, whole, quantization="8bit"), Variant(named.WEIGHTS_4, whole, quantization="4bit"),
     Variant(named.FAULT, on_a_cache(dynamic, None, lost=1)),
 )
@@ -238,12 +242,9 @@ class Subject:
     def __init__(self, settings: DoesItMatterSettings, dtype: str) -> None:
         # A model of its own for another attention too: some classes ignore a switch, and say so in a log only.
         self._load = functools.cache(functools.partial(samples.load, settings, settings.model))
-        self._dtype, self.baseline = dtype, self._load(dtype, None, "none")
-
-    @property
-    def about(self) -> dict[str, str]:
-        """What all of its rows say."""
-        return {"model": self.baseline.name, "weights": self.baseline.weights, "dtype": self._dtype}
+        self.baseline = self._load(dtype, None, "none")
+        # What all of its rows say.
+        self.about = self.baseline.about
 
     def pieces(self, way: Variant, ids: torch.Tensor, prompt: int) -> Iterator[Piece]:
         """Run some texts in a way; to be consumed under ``torch.inference_mode``."""
@@ -251,7 +252,7 @@ class Subject:
 
     def model_of(self, way: Variant) -> PreTrainedModel:
         """Return the model that a way runs."""
-        dtype = self._dtype
+        dtype = self.baseline.dtype
         if way.other_dtype:
             dtype = "bfloat16" if dtype == "float32" else "float32"
         return self._load(dtype, way.attention, way.quantization).model

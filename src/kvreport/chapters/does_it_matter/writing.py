@@ -46,8 +46,7 @@ class Chooser(NamedTuple):
     def __call__(self, logits: torch.Tensor, text: int, step: int) -> Step:
         """Choose from one row."""
         if self.choice != named.GREEDY:
-            # 16-bit logits plus the noise have to be told apart in more than 16 bits.
-            logits = logits.float() + predictions.gumbel(self.seed, text, step, len(logits)).to(logits.device)
+            (logits,) = predictions.noisy(logits[None], self.seed, [text], step)
         return Step(choosing.greedy(logits).item(), logits)
 
 

@@ -65,11 +65,9 @@ def inputs(settings: ModelsSettings) -> dict[str, Any]:
 
 def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let every model write."""
-    for model in progress.track(made_of["models"], label="greedy samples: model"):
-        name, packaged = model["asked_for"], model["weights"] == "package"
-        if (unit := f"{name}|package" if packaged else name) in writer.done:
-            continue
-        weights = "package" if packaged else settings.weights
+    units = {model["asked_for"] + "|package" * (model["weights"] == "package"): model for model in made_of["models"]}
+    for unit, model in writer.pending(units, "greedy samples: model"):
+        name, weights = model["asked_for"], "package" if model["weights"] == "package" else settings.weights
         loaded = loading.load(name, weights=weights, dtype=settings.dtype, device=settings.device, seed=settings.seed)
         masked = loading.is_masked(loaded.model.config)
         ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)

@@ -1,6 +1,5 @@
 """Figures of the chapter on serving engines."""
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -17,7 +16,7 @@ def figure_ways(table: pd.DataFrame) -> Figure:
     """Draw how far each way of asking moves log-probabilities, a row an engine and dtype, and a marker a way."""
     labels = [f"{one.engine}, {said(one.dtype)}" for one in table.itertuples()]
     names = list(dict.fromkeys(labels))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.45 * len(names)))
+    fig, ax = style.rows(names, 1.5, 0.45, fontsize=9)
     for label, row in zip(labels, table.itertuples(), strict=True):
         which = named.WAYS.index(row.way)
         place = names.index(label) + 0.15 * (which - (len(named.WAYS) - 1) / 2)
@@ -25,7 +24,6 @@ def figure_ways(table: pd.DataFrame) -> Figure:
             markersize=5, linestyle="")
     ax.axvline(_NOTHING, **style.REFERENCE)
     ax.set(xscale="log", xlabel="largest |Δ log p| against cold (nats); far left: none")
-    style.name_rows(ax, names, fontsize=9)
     handles = [style.key(way, _COLOURS[way], marker=style.MARKERS[place]) for place, way in enumerate(named.WAYS)]
     return style.with_legend(fig, handles, 3)
 
@@ -33,11 +31,10 @@ def figure_ways(table: pd.DataFrame) -> Figure:
 def figure_exactness(table: pd.DataFrame) -> Figure:
     """Draw how far each engine is from fp64, the closest first."""
     table = table.sort_values("error", key=lambda of: of.map(lambda one: one.value))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.0 + 0.34 * len(table)))
+    fig, ax = style.rows(list(table["label"]), 1.0, 0.34, fontsize=9)
     for place, row in enumerate(table.itertuples()):
         style.plot_estimate(
             ax, row.error, place, marker="o", color=style.DTYPE_COLOURS.get(row.dtype, style.BLACK), markersize=5
         )
     ax.set(xscale="log", xlabel="mean |Δ log p| against fp64 (nats)")
-    style.name_rows(ax, list(table["label"]), fontsize=9)
     return fig

@@ -5,13 +5,11 @@ An experiment for each engine, which measures nothing where its environment is n
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from kvbook.errors import UserError
 from kvbook.models import corpus, loading, placement
@@ -51,16 +49,16 @@ def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
 def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let the library itself write."""
     for dtype in (FP32, BF16):
-        model = samples.load(settings, settings.model, dtype).model
-
-        def ask(way: str, prompts: list[list[int]], tokens: int, model: PreTrainedModel = model) -> list[Written]:
-            return transformers_itself.write(model, prompts, tokens, way == named.WARM)
-
-        _record(settings, writer, "transformers", dtype, named.PLAIN, functools.partial(contextlib.nullcontext, ask))
+        _record(settings, writer, "transformers", dtype)
 
 
 @contextlib.contextmanager
-def _serving(name: str, dtype: str, mode: str) -> Iterator[Ask]:
+def _asking(settings: ServingEnginesSettings, name: str, dtype: str, mode: str) -> Iterator[Ask]:
+    """Start an engine's server, or take the library in this process, and give what asks it."""
+    if name == "transformers":
+        model = samples.load(settings, settings.model, dtype).model
+        yield lambda way, prompts, tokens: transformers_itself.write(model, prompts, tokens, way == named.WARM)
+        return
     with serving.serving(name, dtype, mode) as server:
 
         def ask(way: str, prompts: list[list[int]], tokens: int) -> list[Written]:
@@ -73,18 +71,16 @@ def _serving(name: str, dtype: str, mode: str) -> Iterator[Ask]:
         yield ask
 
 
-def _record(
-    settings: ServingEnginesSettings, writer: records.Writer, name: str, dtype: str, ways: tuple[str, ...],
-    opened: Callable[[], contextlib.AbstractContextManager[Ask]],
-) -> None:
-    """Open a server once for all ways that are missing, and write their rows."""
+def _record(settings: ServingEnginesSettings, writer: records.Writer, name: str, dtype: str, mode: str = "") -> None:
+    """Open a server once for a mode, or for all plain ways that are missing, and write their rows."""
+    ways = (mode,) if mode else named.PLAIN
     units = {f"{dtype} {way} {texts}": (way, texts) for way in ways for texts in settings.populations}
     if set(units) <= writer.done:
         return
     said = samples.load(settings, settings.model, "float64").model
     about = {"engine": name, "dtype": dtype}
     try:
-        with opened() as ask:
+        with _asking(settings, name, dtype, mode) as ask:
             for unit, (way, texts) in writer.pending(units, f"{name}, {dtype}: way"):
                 asked, rows = prompts(settings, texts), []
                 groups = _eights(asked) if way == named.BATCH else [[one] for one in asked]
@@ -96,10 +92,10 @@ def _record(
                     rows += [about | of | row for row in _tokens(said, sample.ids, one)]
                 writer.append(unit, rows)
     except (UserError, Refused) as error:
-        if ways == named.PLAIN:
+        if not mode:
             raise
         # What an engine lacks is a row too.
-        empty = dict.fromkeys(_COLUMNS, "") | about | {"way": ways[0], "refused": str(error).partition("; see ")[0]}
+        empty = dict.fromkeys(_COLUMNS, "") | about | {"way": mode, "refused": str(error).partition("; see ")[0]}
         for unit in units.keys() - writer.done:
             writer.append(unit, [empty])
 
@@ -156,8 +152,7 @@ def _of(name: str, dtype: str) -> Experiment:
 
     def measure(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
         for mode in ("", *(engine.modes if dtype == FP32 else ())):
-            ways = (mode,) if mode else named.PLAIN
-            _record(settings, writer, name, dtype, ways, functools.partial(_serving, name, dtype, mode))
+            _record(settings, writer, name, dtype, mode)
 
     return Experiment(named.EXPERIMENT_OF[name, dtype], ServingEnginesSettings, inputs_of, measure)
 

@@ -42,12 +42,6 @@ def _tokens(*runs: Run | None) -> pd.DataFrame | None:
     return rows.assign(engine=rows["engine"].map(TITLES), error=(rows["logprob"] - rows["logprob_fp64"]).abs())
 
 
-def _refused(*runs: Run | None) -> pd.DataFrame | None:
-    """List the modes in which an engine does not start, with its words."""
-    found = [run.rows[run.rows["refused"].notna()] for run in runs if run is not None]
-    return pd.concat(found, ignore_index=True) if found else None
-
-
 def _compared(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, float]:
     """Compare two texts after one prompt, up to the first position where another token is chosen."""
     count = min(len(one), len(other))
@@ -86,7 +80,6 @@ def _engines(cold: pd.DataFrame) -> pd.DataFrame:
 
 ROWS = {
     "tokens": Frame(_tokens, (), tuple(EXPERIMENTS)),
-    "refused": Frame(_refused, (), tuple(EXPERIMENTS)),
     "cold": Frame(lambda tokens: tokens[tokens["way"] == COLD], ("tokens",)),
     "ways": Frame(_ways, ("tokens",)),
     "engines": Frame(_engines, ("cold",)),

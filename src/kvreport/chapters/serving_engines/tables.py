@@ -55,9 +55,3 @@ def exactness(found: Found) -> pd.DataFrame:
     """Estimate how far each engine is from fp64, by engine and dtype."""
     table = joined({"error": measures.ERROR, "kl": measures.KL}, found, "outer")
     return table.assign(label=[f"{one.engine}, {said(one.dtype)}" for one in table.itertuples()])
-
-
-def refused(found: Found) -> pd.DataFrame:
-    """List what engines refuse, with their own words."""
-    rows = found["refused"][["engine", "dtype", "way", "refused"]].drop_duplicates()
-    return rows.assign(engine=rows["engine"].map(named.TITLES), dtype=rows["dtype"].map(said))

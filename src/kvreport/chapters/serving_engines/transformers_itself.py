@@ -11,22 +11,19 @@ from kvreport.chapters.serving_engines.rows import BLOCK
 @torch.inference_mode()
 def write(model: PreTrainedModel, prompts: list[list[int]], tokens: int, warm: bool = False) -> list[Written]:
     """Continue prompts together; warm ones compute only what follows the last whole block of a prefix cache."""
-    cache, fed = DynamicCache(config=model.config), torch.tensor(prompts, device=model.device)
-    cached = (fed.shape[1] - 1) // BLOCK * BLOCK if warm else 0
+    cache, ids = DynamicCache(config=model.config), torch.tensor(prompts, device=model.device)
+    cached = (ids.shape[1] - 1) // BLOCK * BLOCK if warm else 0
     if cached:
-        model(fed[:, :cached], past_key_values=cache)
-    fed = fed[:, cached:]
+        model(ids[:, :cached], past_key_values=cache)
     found = [Written([], [], [], cached) for _ in prompts]
-    for _ in range(tokens):
-        logits = model(fed, past_key_values=cache).logits[:, -1]
-        fed = choosing.greedy(logits)[:, None]
+    for _, logits, chosen in choosing.written(model, ids[:, cached:], tokens, cache):
         logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         best = logs.topk(min(TOP, logs.shape[-1]))
         for row, one in enumerate(found):
             if one.tokens and one.tokens[-1] in choosing.ends_of(model):
                 continue
-            one.tokens.append(int(fed[row]))
-            one.logprobs.append(float(logs[row, fed[row]]))
+            one.tokens.append(int(chosen[row]))
+            one.logprobs.append(float(logs[row, chosen[row]]))
             one.top.append(dict(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)))
     return found
 

@@ -25,9 +25,9 @@ from kvbook.measuring import decoding, large_pages
 from kvbook.measuring.one_call import fits
 from kvbook.models import loading
 from kvbook.runs import evidence, recording
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment
 from kvreport.chapters.static_cache import subject
-from kvreport.chapters.static_cache.one_call import FASTEST, by_calls, in_the_middle, steps_of
+from kvreport.chapters.static_cache.one_call import FASTEST, by_calls, in_the_middle, steps_of, work
 from kvreport.chapters.static_cache.rows import ONE_CALL, OURS, THEIRS
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines.gguf_file import write_gguf
@@ -49,9 +49,7 @@ def _library() -> Any:
 
 
 @subject.measured_at_once
-def measure(
-    settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
-) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
     """Let all decode by turns."""
     ids = subject.prompt(settings, loaded)
     count, begins = settings.n_new_tokens, set()
@@ -93,11 +91,6 @@ class _LlamaCpp:
 
     def close(self) -> None:
         self._model.reset()
-
-
-def work(settings: StaticCacheSettings) -> Work:
-    """Count the steps of all programs."""
-    return Work(1, 0, 3 * (settings.n_repeats + 1) * settings.n_new_tokens, (settings.dtype,), copies=3)
 
 
 EXPERIMENT = Experiment("beside_llama_cpp", StaticCacheSettings, inputs, measure, timed=True, work=work)

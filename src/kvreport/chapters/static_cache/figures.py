@@ -32,17 +32,15 @@ def _hollow(what: str) -> Line2D:
 def figure_published(beside: pd.DataFrame) -> Figure:
     """Draw the document's tokens a second beside this run's `generate`, a line a device."""
     devices = list(dict.fromkeys(beside["device"]))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.5 * len(devices)))
+    fig, ax = style.rows(devices, 1.1, 0.5)
     for row in beside.itertuples():
         place = devices.index(row.device) + 0.18 * (list(_KINDS).index(row.cache) - 1)
         ax.plot(row.tokens_per_s, place, **_look(row.cache, row.published), **_MARK)
         if row.skipped:
             style.note(ax, "not compiled", (row.tokens_per_s, place), (9, -1), va="center", fontsize=8.5)
-    style.name_rows(ax, devices)
     ax.set(xscale="log", xlabel="tokens/s, whole call")
     style.plain_logarithm(ax.xaxis)
-    fig.legend(handles=[*_kinds(), _hollow("published")], loc="outside upper right", ncols=4, fontsize=9)
-    return fig
+    return style.with_legend(fig, [*_kinds(), _hollow("published")], 4, "upper right")
 
 
 def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
@@ -59,8 +57,7 @@ def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
     ax.set(xlabel="tokens/s", xlim=(0, None))
     ax.grid(axis="y", visible=False)
     handles = [*_kinds(), style.key("compiled", marker="o", **_MARK), _hollow("eager")]
-    fig.legend(handles=handles, loc="outside upper right", ncols=5, fontsize=9, columnspacing=1)
-    return fig
+    return style.with_legend(fig, handles, 5, "upper right", columnspacing=1)
 
 
 def figure_length(steps: pd.DataFrame) -> Figure:
@@ -79,8 +76,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
     ax.set(xlabel="tokens so far", ylabel="ms per step", yscale="log")
     ax.xaxis.get_major_locator().set_params(integer=True)
     style.plain_logarithm(ax.yaxis)
-    fig.legend(loc="outside upper center", ncols=2, fontsize=9)
-    return fig
+    return style.with_legend(fig, ax.get_lines(), 2)
 
 
 def figure_batches(found: pd.DataFrame) -> Figure:

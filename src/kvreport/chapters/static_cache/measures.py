@@ -1,5 +1,7 @@
 """What the rows of the chapter on static and dynamic caches say: its measures, then its sentences and claims."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
@@ -10,7 +12,7 @@ from kvreport.publishing import documents
 from kvreport.publishing.estimators import counted, first, median, part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Derived, Measure, claim, holds, noted, told, worded
+from kvreport.publishing.measures import Derived, Measure, always, claim, noted, told, worded
 from kvreport.publishing.rules import NONE, Bound, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
@@ -43,14 +45,9 @@ def _saved_in_kernels(usual: pd.DataFrame, large: pd.DataFrame) -> estimates.Est
     return estimates.median_of((saved["kernels"] / saved[rows.PROFILED]).to_numpy())
 
 
-def _longest_over_shortest(of: pd.DataFrame) -> float:
-    ms = of.sort_values("context")["ms"]
-    return ms.iloc[-1] / ms.iloc[0]
-
-
 def _doubled(contexts: pd.DataFrame) -> str:
     """Say at which context a bf16 step of the largest batch takes twice as long as at the shortest."""
-    of = contexts[(contexts["batch"] == max(rows.BATCHES)) & (contexts["dtype"] == "bfloat16")].sort_values("context")
+    of = contexts[(contexts["batch"] == max(rows.BATCHES)) & (contexts["dtype"] == "bfloat16")]
     ms, tokens = of["ms"].to_numpy(), of["context"].to_numpy()
     if not (beyond := ms >= 2 * ms[0]).any():
         return f"never up to {tokens[-1]:,} tokens"
@@ -134,8 +131,8 @@ SAVED = Measure(
 )
 _CELL = ("batch", "dtype")
 LONGEST = _fact(
-    "a step at the longest context over one at the shortest", "contexts", _longest_over_shortest, "{:.1f}", "dtype",
-    by=_CELL,
+    "a step at the longest context over one at the shortest", "contexts",
+    lambda of: of["ms"].iloc[-1] / of["ms"].iloc[0], "{:.1f}", "dtype", by=_CELL,
 )
 LONGEST_ALONE, LONGEST_BATCH = (LONGEST.where(batch=batch) for batch in (1, max(rows.BATCHES)))
 COMPUTED = _fact(
@@ -231,37 +228,34 @@ APART = Derived(
     rows=(LARGE_PAGES.rows, LARGE_PAGES_IN_BUDGET.rows), derive=_apart,
 )
 
+_here = partial(always, speaks_of="this processor")
 STATEMENTS = {
-    "cache-pays": holds(every(CACHE_GAIN, "above", _EVEN), headline=True),
-    "static-alone": holds(every(KIND_EAGER, "inside", Bound(1.15, "ours", "nearly as fast", "ratio")), headline=True),
-    "static-compiled": holds(every(KIND_COMPILED, "inside", _HALF_MORE), "this processor"),
-    "one-row-pays": holds(every(ONE_ROW, "above", _HALF_MORE), "this processor"),
-    "large-pages-pay": holds(every(LARGE_PAGES, "above", _EVEN), "this processor"),
-    "runs-disagree-on-pages": holds(
-        every(APART, "above", Bound(0, "arithmetic", "apart")), "this processor", on="Intel"
+    "cache-pays": always(CACHE_GAIN, "above", _EVEN, headline=True),
+    "static-alone": always(KIND_EAGER, "inside", Bound(1.15, "ours", "nearly as fast", "ratio"), headline=True),
+    "static-compiled": _here(KIND_COMPILED, "inside", _HALF_MORE),
+    "one-row-pays": _here(ONE_ROW, "above", _HALF_MORE),
+    "large-pages-pay": _here(LARGE_PAGES, "above", _EVEN),
+    "runs-disagree-on-pages": _here(APART, "above", Bound(0, "arithmetic", "apart"), on="Intel"),
+    "faster-than-llama-cpp": _here(OVER_LLAMA_CPP, "above", _EVEN),
+    "one-call-is-faster-than-llama-cpp": _here(LLAMA_CPP_OVER_CALL, "above", _EVEN),
+    "one-call-pays": _here(GRAPHS_OVER_CALL, "above", _EVEN),
+    "faster-than-generate": _here(OVER_GENERATE, "above", _HALF_MORE),
+    "kernels-take-most": _here(KERNELS, "above", _MOST),
+    "large-pages-save-kernels": _here(SAVED, "above", _MOST),
+    "cache-outgrows-weights": _here(LONGEST_BATCH, "above", _TWICE),
+    "one-sequence-hardly-grows": _here(LONGEST_ALONE, "below", _TWICE, on="Intel"),
+    "one-sequence-in-fp16-grows-on-amd": _here(LONGEST_ALONE.where(dtype="float16"), "above", _TWICE, on="AMD"),
+    "below-the-limit": always(LIMIT_SHARE, "below", Bound(1, "arithmetic", "the limit")),
+    "generate-compiles-nothing": _here(GRAPHS, "at most", NONE),
+    "dynamic-compiles": always(LATER_GRAPHS, "at most", NONE),
+    "cached-steps-hardly-grow": always(
+        GROWTH, "below", Bound(0.25, "ours", "a quarter of the growth without a cache", "share")
     ),
-    "faster-than-llama-cpp": holds(every(OVER_LLAMA_CPP, "above", _EVEN), "this processor"),
-    "one-call-is-faster-than-llama-cpp": holds(every(LLAMA_CPP_OVER_CALL, "above", _EVEN), "this processor"),
-    "one-call-pays": holds(every(GRAPHS_OVER_CALL, "above", _EVEN), "this processor"),
-    "faster-than-generate": holds(every(OVER_GENERATE, "above", _HALF_MORE), "this processor"),
-    "kernels-take-most": holds(every(KERNELS, "above", _MOST), "this processor"),
-    "large-pages-save-kernels": holds(every(SAVED, "above", _MOST), "this processor"),
-    "cache-outgrows-weights": holds(every(LONGEST_BATCH, "above", _TWICE), "this processor"),
-    "one-sequence-hardly-grows": holds(every(LONGEST_ALONE, "below", _TWICE), "this processor", on="Intel"),
-    "one-sequence-in-fp16-grows-on-amd": holds(
-        every(LONGEST_ALONE.where(dtype="float16"), "above", _TWICE), "this processor", on="AMD"
-    ),
-    "below-the-limit": holds(every(LIMIT_SHARE, "below", Bound(1, "arithmetic", "the limit"))),
-    "generate-compiles-nothing": holds(every(GRAPHS, "at most", NONE), "this processor"),
-    "dynamic-compiles": holds(every(LATER_GRAPHS, "at most", NONE)),
-    "cached-steps-hardly-grow": holds(
-        every(GROWTH, "below", Bound(0.25, "ours", "a quarter of the growth without a cache", "share"))
-    ),
-    "room-is-held": holds(every(EARLY_BYTES, "above", Bound(10, "ours", "ten times as many"))),
-    "full-is-full": holds(every(FULL_BYTES, "at most", Bound(1, "arithmetic", "as many"))),
-    "len-is-the-batch": holds(every(LEN_OF_KEYS, "at most", Bound(1, "arithmetic", "one text"))),
-    "fp32-texts-are-equal": holds(every(SHARED.where(dtype="float32"), "at least", _ALL)),
-    "bf16-texts-differ": holds(every(SHARED.where(dtype="bfloat16"), "below", _ALL), "this processor"),
+    "room-is-held": always(EARLY_BYTES, "above", Bound(10, "ours", "ten times as many")),
+    "full-is-full": always(FULL_BYTES, "at most", Bound(1, "arithmetic", "as many")),
+    "len-is-the-batch": always(LEN_OF_KEYS, "at most", Bound(1, "arithmetic", "one text")),
+    "fp32-texts-are-equal": always(SHARED.where(dtype="float32"), "at least", _ALL),
+    "bf16-texts-differ": _here(SHARED.where(dtype="bfloat16"), "below", _ALL),
 }
 
 

@@ -34,9 +34,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
 
 
 @subject.measured_at_once
-def measure(
-    settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
-) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
     """Let all three decode by turns, with memory in between, and count the tokens that are the one-row step's."""
     if not fits(loaded.model):
         return

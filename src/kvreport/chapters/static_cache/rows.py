@@ -169,7 +169,7 @@ def _step(run: Run) -> pd.DataFrame:
 
 
 def contexts(run: Run) -> pd.DataFrame:
-    """Return a step's median milliseconds by dtype, batch and context, and its bytes."""
+    """Return a step's median milliseconds by dtype, batch and context, from the shortest on, and its bytes."""
     found = run.rows.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
         seconds=("seconds", "median"), weights_bytes=("weights_bytes", "first"), kv_bytes=("kv_bytes", "first")
     )

@@ -2,11 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from kvbook.settings import DTypeName, Settings, Weights, numbers
-
-Contexts = Annotated[tuple[Annotated[int, Field(ge=2)], ...], BeforeValidator(numbers)]
+from kvbook.settings import Count, DTypeName, Settings, Text, Weights, at_least, numbers
 
 
 class StaticCacheSettings(Settings):
@@ -33,15 +31,15 @@ class StaticCacheSettings(Settings):
         With weights that have learnt something; it writes the texts that are compared.
     """
 
-    model: Annotated[str, Field(min_length=1)] = "smollm2"
+    model: Text = "smollm2"
     weights: Weights = "random"
     dtype: DTypeName = "bfloat16"
-    n_new_tokens: Annotated[int, Field(ge=4)] = 200
-    n_repeats: Annotated[int, Field(ge=1)] = 2
+    n_new_tokens: at_least(4) = 200
+    n_repeats: Count = 2
     scope: Literal["layer", "model"] = "layer"
-    prompt: Annotated[str, Field(min_length=1)] = "The theory of special relativity states "
-    contexts: Contexts = ()
-    text_model: Annotated[str, Field(min_length=1)] = "smollm2"
+    prompt: Text = "The theory of special relativity states "
+    contexts: Annotated[tuple[at_least(2), ...], BeforeValidator(numbers)] = ()
+    text_model: Text = "smollm2"
 
 
 class BesideLlamaCppSettings(StaticCacheSettings):

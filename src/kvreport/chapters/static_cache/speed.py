@@ -66,7 +66,6 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
         return
     device = placement.device_of(settings.device)
     loaded, load_s = timing.timed(lambda: subject.load(settings), device)
-    about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
     ids = subject.prompt(settings, loaded)
     rows = [_row(Way("none"), 0, named.LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]
     # What an earlier experiment of this process compiled must neither be found nor count against the limit.
@@ -76,7 +75,7 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
     with torch.inference_mode():
         rows += _timed(loaded.model, ids, settings)
     torch.compiler.reset()
-    writer.append("all", [about | row for row in rows])
+    writer.append("all", [loaded.about | row for row in rows])
 
 
 def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:

@@ -33,9 +33,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
 
 
 @subject.measured_at_once
-def measure(
-    settings: StaticCacheSettings, _made_of: dict[str, Any], loaded: loading.Loaded
-) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
     """Take steps apart on usual and on large pages, by turns."""
     ids = subject.prompt(settings, loaded)
     room = ids.shape[1] + settings.n_new_tokens + _FIRST_STEPS + 2 * _STEPS

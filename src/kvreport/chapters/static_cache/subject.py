@@ -45,11 +45,10 @@ def measured_at_once(rows: Rows) -> Callable[[StaticCacheSettings, dict[str, Any
         if "all" in writer.done:
             return
         loaded = load(settings)
-        about = {"model": loaded.name, "weights": loaded.weights, "dtype": settings.dtype}
         # What another experiment of this process compiled must neither be found nor count against the limit.
         torch.compiler.reset()
         with torch.inference_mode():
-            found = [about | row for row in rows(settings, made_of, loaded)]
+            found = [loaded.about | row for row in rows(settings, made_of, loaded)]
         torch.compiler.reset()
         writer.append("all", found)
 

@@ -46,16 +46,12 @@ def beside_published(found: Found) -> pd.DataFrame:
     threads = f", {count} thread{'s' * (count != 1)}" if machine["device"] == "cpu" else ""
     theirs = pd.DataFrame(document["speeds"])[["device", "cache", "tokens_per_s"]].assign(published=True)
     theirs["skipped"] = theirs["device"].isin(document["compilation_skipped"])
-    ours = speeds(found)
-    ours = ours[ours["engine"] == rows.GENERATE]
-    ours = pd.DataFrame(
-        {
-            "device": f"ours: {machine['device'].upper()}{threads}", "cache": ours["cache"],
-            "tokens_per_s": [speed.value for speed in ours["speed"]], "published": False,
-            "skipped": ours["compiled"] == 0,
-        }
+    ours = speeds(found).query("engine == @rows.GENERATE")
+    ours = ours.assign(
+        device=f"ours: {machine['device'].upper()}{threads}", tokens_per_s=ours["speed"].map(lambda one: one.value),
+        published=False, skipped=ours["compiled"] == 0,
     )
-    table = pd.concat([theirs, ours], ignore_index=True)
+    table = pd.concat([theirs, ours[list(theirs)]], ignore_index=True)
     return table.assign(skipped=table["skipped"] & (table["cache"] == "static"))
 
 
@@ -96,9 +92,8 @@ def shapes_table(shapes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "cache": shapes["cache"], "step": shapes["step"], "fed": shapes["fed"],
-                "keys": shapes["keys_shape"].fillna(""),
-            "len(keys)": ["" if pd.isna(value) or value == "" else f"{int(value)}"
-                for value in shapes["first_dimension"]],
+            "keys": shapes["keys_shape"].fillna(""),
+            "len(keys)": shapes["first_dimension"].map("{:.0f}".format, na_action="ignore").fillna(""),
             "cached": shapes["cached_tokens"], "KV, KiB": (shapes["kv_bytes"] / 1024).map("{:,.0f}".format),
         }
     )

@@ -47,8 +47,7 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
         ids = subject.prompt(settings, loaded)
         with torch.inference_mode():
             rows = [
-                {"model": loaded.name, "weights": loaded.weights, "dtype": dtype, "cache": way, "step": step}
-                | {"text": loaded.tokenizer.decode(row["token"])} | row
+                loaded.about | {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
                 for way in progress.track(KINDS, label=f"texts, {dtype}: way")
                 for step, row in enumerate(_write(loaded.model, ids, way, settings.n_new_tokens))
             ]

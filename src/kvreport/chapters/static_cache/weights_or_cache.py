@@ -44,10 +44,9 @@ def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: reco
         cells = list(itertools.product(BATCHES, contexts))
         with torch.inference_mode():
             rows = [
-                {
-                    "model": loaded.name, "weights": loaded.weights, "dtype": dtype, "batch": batch, "context": context,
-                    "step": step, "seconds": seconds, "weights_bytes": weights_bytes,
-                    "kv_bytes": batch * context * per_token,
+                loaded.about | {
+                    "batch": batch, "context": context, "step": step, "seconds": seconds,
+                    "weights_bytes": weights_bytes, "kv_bytes": batch * context * per_token,
                 }
                 for batch, context in progress.track(cells, label="batch and context")
                 for step, seconds in enumerate(_steps(loaded.model, batch, context))

@@ -13,7 +13,7 @@ from kvreport.publishing import style
 def figure_mismatch(table: pd.DataFrame) -> Figure:
     """Draw how far trainer and rollout are apart, a row a comparison and a marker a population of texts."""
     names, texts = list(dict.fromkeys(table["compared"])), list(dict.fromkeys(table["texts"]))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(names)))
+    fig, ax = style.rows(names, 1.2, 0.34, fontsize=9)
     for row in table.itertuples():
         which = texts.index(row.texts)
         place = names.index(row.compared) + 0.22 * (which - (len(texts) - 1) / 2)
@@ -26,7 +26,6 @@ def figure_mismatch(table: pd.DataFrame) -> Figure:
     # Rounding above, mistakes below.
     ax.axhline(sum(name in named.ROUNDING for name in names) - 0.5, color="#bbbbbb", linewidth=0.8)
     ax.set(xscale="log", xlabel="mean |Δ log p| (nats per token)")
-    style.name_rows(ax, names, fontsize=9)
     looks = zip(texts, style.PALETTE, style.MARKERS, strict=False)
     handles = [style.key(name, colour, marker=marker) for name, colour, marker in looks]
     return style.with_legend(fig, handles, len(handles))
@@ -39,7 +38,7 @@ def _span(shares: Sequence[float]) -> str:
 
 def figure_ways(table: pd.DataFrame) -> Figure:
     """Draw how far both sides are apart in every way; beside each, the share of tokens outside [0.9, 1.1]."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.3 * len(table)))
+    fig, ax = style.rows(list(table["compared"]), 1.1, 0.3, fontsize=9)
     for place, row in enumerate(table.itertuples()):
         share = f"{row.outside.value:.1%}"
         if row.mean_abs.value > 0:
@@ -49,7 +48,6 @@ def figure_ways(table: pd.DataFrame) -> Figure:
         ax.annotate(share, (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
     ax.annotate("outside\n[0.9, 1.1]", (1.02, -0.9), xycoords=("axes fraction", "data"), va="bottom", fontsize=9)
     ax.set(xscale="log", xlabel="mean |Δ log p| (nats per token)")
-    style.name_rows(ax, list(table["compared"]), fontsize=9)
     return fig
 
 

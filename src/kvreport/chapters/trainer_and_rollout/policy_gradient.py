@@ -87,8 +87,7 @@ def sample(
     for step in range(NEW):
         logits = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         texts = range(update * len(prompts), (update + 1) * len(prompts))
-        noise = torch.stack([predictions.gumbel(seed, text, step, logits.shape[-1]) for text in texts])
-        fed = choosing.greedy(logits + noise.to(logits.device))[:, None]
+        fed = choosing.greedy(predictions.noisy(logits, seed, texts, step))[:, None]
         found.append(logits.log_softmax(-1).gather(-1, fed))
         ids = torch.cat([ids, fed], 1)
     return ids, torch.cat(found, 1)

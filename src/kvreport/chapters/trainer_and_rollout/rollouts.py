@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvbook.measuring import choosing, predictions
+from kvbook.measuring import choosing
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
@@ -44,15 +44,8 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
     for unit, group in writer.pending(groups(settings), "rollout: batch"):
         # A smaller batch is filled up with copies, which nobody looks at.
         filled = [group[row % len(group)] for row in range(BATCH)]
-
-        def sampled(logits: torch.Tensor, step: int, batch: list[corpus.Sample] = filled) -> torch.Tensor:
-            noise = [predictions.gumbel(settings.seed, one.index, step, logits.shape[-1]) for one in batch]
-            # 16-bit logits plus the noise have to be told apart in more than 16 bits.
-            return choosing.greedy(logits.float() + torch.stack(noise).to(logits.device))
-
         with torch.inference_mode():
-            start = torch.tensor([one.ids for one in filled], device=low.model.device)
-            ids, columns = scoring.write(low.model, named.ROLLOUT, start, settings.new_tokens, sampled)
+            ids, columns = scoring.write(low.model, named.ROLLOUT, filled, settings.new_tokens, settings.seed)
             ids = ids[: len(group)]
             columns |= scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
             columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)

@@ -39,21 +39,12 @@ MATCHED, UNCORRECTED, CORRECTED, COARSE, FAULTY = ARMS = (
 )
 
 # What is compared, as figures and tables show it.
-BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
-TEMPERED, BY_K, BY_P, SHIFTED = (
-    f"temperature {TEMPERATURE} not applied", f"top-k {TOP_K} not applied", f"top-p {TOP_P} not applied",
-    "log p shifted by one token",
-)
-ROUNDING = (BF16, LOW, HEAD, FULL)
+ROUNDING = BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
+SHIFTED = "log p shifted by one token"
 # Of what another engine samples.
-ENGINE_BF16, ENGINE_FP32, ENGINE_ITSELF = "vLLM, bf16 trainer", "vLLM, fp32 trainer", "vLLM, read again by vLLM"
+ENGINE_BF16, ENGINE_ITSELF = "vLLM, bf16 trainer", "vLLM, read again by vLLM"
 # The same of the ways that score fewer tokens.
-TOGETHER, ALONE, IN_CHUNKS, PADDED_TRAINER, NO_CACHE = (
-    "bf16, rollout in a batch of 8", "bf16, rollout of one text", f"bf16, cache read in chunks of {CHUNK}",
-    "bf16, trainer in a padded batch", "bf16, no cache: batch against single",
-)
-BF16_FP32, BOTH_FP16, BOTH_FP32, BOTH_INVARIANT = "bf16 rollout, fp32 trainer", "fp16", "fp32", "bf16, row-invariant"
-IN_FP8, IN_INT8, IN_INT4 = "bf16, cache in fp8", "bf16, cache in int8", "bf16, cache in int4"
+BOTH_FP16, BOTH_INVARIANT = "fp16", "bf16, row-invariant"
 ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer against fp64"
 
 # Tokens after which ratios of sequences are read.
@@ -67,8 +58,9 @@ def _pairs(run: Run) -> pd.DataFrame:
     ratios = {
         BF16: trainer - rollout, LOW: rows[TRAINER + LOW_SOFTMAX] - rows[ROLLOUT + LOW_SOFTMAX],
         HEAD: rows[TRAINER + FP32_HEAD] - rows[ROLLOUT + FP32_HEAD], FULL: rows[TRAINER_FP32] - rollout,
-        TEMPERED: trainer - rows[COOLED], BY_K: (trainer - rollout + rows[MASS_K])[rows[IN_K] == 1],
-        BY_P: (trainer - rollout + rows[MASS_P])[rows[IN_P] == 1],
+        f"temperature {TEMPERATURE} not applied": trainer - rows[COOLED],
+        f"top-k {TOP_K} not applied": (trainer - rollout + rows[MASS_K])[rows[IN_K] == 1],
+        f"top-p {TOP_P} not applied": (trainer - rollout + rows[MASS_P])[rows[IN_P] == 1],
         # The injected fault: each token has the log-probability of the one before it.
         SHIFTED: (trainer.groupby([rows["sample"]]).shift(1) - rollout).dropna(),
     }
@@ -79,11 +71,15 @@ def _ways(run: Run) -> pd.DataFrame:
     """Lay out the comparisons of all ways, in the order of the figure: a trainer's log-probability less a rollout's."""
     rows = run.rows
     sides = {
-        TOGETHER: (TRAINER, ROLLOUT), ALONE: (TRAINER, SINGLE), IN_CHUNKS: (TRAINER, CHUNKS),
-        PADDED_TRAINER: (PADDED, ROLLOUT), NO_CACHE: (PADDED, TRAINER), BF16_FP32: (TRAINER_FP32, ROLLOUT),
-        BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), BOTH_FP32: (TRAINER_FP32, ROLLOUT_FP32),
-        BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT), IN_INT8: (TRAINER, INT8), IN_FP8: (TRAINER, FP8),
-        IN_INT4: (TRAINER, INT4), ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
+        "bf16, rollout in a batch of 8": (TRAINER, ROLLOUT), "bf16, rollout of one text": (TRAINER, SINGLE),
+        f"bf16, cache read in chunks of {CHUNK}": (TRAINER, CHUNKS),
+        "bf16, trainer in a padded batch": (PADDED, ROLLOUT),
+        "bf16, no cache: batch against single": (PADDED, TRAINER),
+        "bf16 rollout, fp32 trainer": (TRAINER_FP32, ROLLOUT),
+        BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), "fp32": (TRAINER_FP32, ROLLOUT_FP32),
+        BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT), "bf16, cache in int8": (TRAINER, INT8),
+        "bf16, cache in fp8": (TRAINER, FP8), "bf16, cache in int4": (TRAINER, INT4),
+        ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
     }
     return _long(rows, {name: rows[trainer] - rows[rollout] for name, (trainer, rollout) in sides.items()})
 
@@ -99,19 +95,19 @@ def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
     """Add log-ratios up over the first tokens of each text: all of them where it ends before."""
     pairs = pairs[pairs["compared"].isin((BF16, HEAD, FULL))]
     by = ["compared", "sample", "source"]
-    parts = [
-        pairs[pairs["position"] < length].groupby(by, sort=False)["log_ratio"].agg(["sum", "size"])
-        .assign(length=length)
+    parts = {
+        length: pairs[pairs["position"] < length].groupby(by, sort=False)["log_ratio"].agg(["sum", "size"])
         for length in LENGTHS
-    ]
-    return pd.concat(parts).reset_index()
+    }
+    return pd.concat(parts, names=["length"]).reset_index()
 
 
 def _engine(run: Run) -> pd.DataFrame:
     """Lay out what a real engine sampled against a trainer, and against the engine itself."""
     rows = run.rows
     return _long(rows, {
-        ENGINE_BF16: rows[TRAINER] - rows[ENGINE], ENGINE_FP32: rows[TRAINER_FP32] - rows[ENGINE],
+        ENGINE_BF16: rows[TRAINER] - rows[ENGINE],
+        "vLLM, fp32 trainer": rows[TRAINER_FP32] - rows[ENGINE],
         ENGINE_ITSELF: rows[ENGINE_READ] - rows[ENGINE],
     })
 

@@ -4,17 +4,15 @@ Every function returns a mapping of columns to tensors of shape (texts, new toke
 head on the last hidden states, which holds for Llama and its kin.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch.nn.functional import linear
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from kvbook.measuring import choosing, predictions
+from kvbook.models import corpus
 from kvreport.chapters.trainer_and_rollout import rows as named
 
 Columns = dict[str, torch.Tensor]
-# Takes the logits of one step, (texts, vocabulary), and its number; returns the tokens.
-Choose = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def _picked(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -78,15 +76,16 @@ def joined(parts: list[Columns], dim: int = 0) -> Columns:
 
 
 def write(
-    model: PreTrainedModel, way: str, prompts: torch.Tensor, new_tokens: int, choose: Choose
+    model: PreTrainedModel, way: str, prompts: list[corpus.Sample], new_tokens: int, seed: int
 ) -> tuple[torch.Tensor, Columns]:
     """Continue prompts together with a cache; return the whole texts, and the columns of what was sampled."""
-    head, cache, fed = model.get_output_embeddings(), DynamicCache(config=model.config), prompts
-    ids, parts = prompts, []
+    head, cache = model.get_output_embeddings(), DynamicCache(config=model.config)
+    ids = fed = torch.tensor([one.ids for one in prompts], device=model.device)
+    texts, parts = [one.index for one in prompts], []
     for step in range(new_tokens):
         hidden = model.base_model(fed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1:]
         logits = head(hidden)
-        fed = choose(logits[:, -1], step)[:, None]
+        fed = choosing.greedy(predictions.noisy(logits[:, -1], seed, texts, step))[:, None]
         ids = torch.cat([ids, fed], 1)
         parts.append(logprobs(model, way, hidden, fed, logits) | processed(logits, fed))
     return ids, joined(parts, 1)
