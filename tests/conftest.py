@@ -247,9 +247,9 @@ def gpt2():
 
 @pytest.fixture(scope="session")
 def bpe():
-    from kvbook.models import tokenizers
+    import train_stand_ins
 
-    return tokenizers.train_bpe("llama3", ["def f(x):\n    return x + 1\n# What is it? Help.\n"] * 4, 320)
+    return train_stand_ins.train_bpe("llama3", ["def f(x):\n    return x + 1\n# What is it? Help.\n"] * 4, 320)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import sys
 
@@ -7,10 +8,10 @@ import pytest
 import safetensors.torch
 import torch
 import train_stand_ins as training
+from refusing import refusal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbook import paths
-from kvbook.errors import UserError
 from kvbook.models import corpus, loading, placement, registry, sources, standins, tokenizers
 
 FAMILIES = pytest.mark.parametrize("family", standins.FAMILIES)
@@ -18,8 +19,7 @@ FAMILIES = pytest.mark.parametrize("family", standins.FAMILIES)
 
 def test_every_family_of_the_registry_has_a_stand_in_that_ships():
     assert set(standins.FAMILIES) == set(registry.families()) == {path.name for path in paths.STANDINS.iterdir()}
-    with pytest.raises(UserError, match="no stand-in"):
-        standins.config("bert")
+    assert "no stand-in" in refusal(standins.config, "bert")
 
 
 @FAMILIES
@@ -127,16 +127,14 @@ FOLDERS = {
 def test_a_configuration_alone_is_enough_for_random_weights(llama_folder, tmp_path):
     (tmp_path / "config.json").write_bytes((llama_folder / "config.json").read_bytes())
     assert loading.load(str(tmp_path), weights="random").weights == "random"
-    with pytest.raises(UserError, match="holds no weights"):
-        loading.load(str(tmp_path))
+    assert "holds no weights" in refusal(loading.load, str(tmp_path))
 
 
 class TestBadInput:
     """One line each that says what to do."""
 
     def refused(self, match, model, **options):
-        with pytest.raises(UserError, match=match):
-            loading.load(str(model), **options)
+        assert re.search(match, refusal(loading.load, str(model), **options))
 
     @pytest.mark.parametrize("match", FOLDERS)
     def test_a_folder_that_holds_no_whole_language_model(self, llama_folder, tmp_path, match):
@@ -165,9 +163,9 @@ class TestBadInput:
         self.refused(r"needs about 29\.7 GiB and cpu has 1\.0 GiB free", "falcon", weights="random")
 
     def test_text_longer_than_the_context(self, llama_folder):
-        with pytest.raises(UserError, match="lower n_tokens"):
-            loading.check_length(loading.identify(str(llama_folder)), 65)
-        loading.check_length(loading.identify(str(llama_folder)), 64)
+        about = loading.identify(str(llama_folder))
+        assert "lower n_tokens" in refusal(loading.check_length, about, 65)
+        loading.check_length(about, 64)
 
 
 class TestPlacement:
@@ -203,8 +201,7 @@ class TestPlacement:
     def test_what_does_not_fit_where_it_may_lie_is_refused(self, gib, device, match, monkeypatch):
         if "accelerate" in match:
             monkeypatch.setitem(sys.modules, "accelerate", None)
-        with pytest.raises(UserError, match=match):
-            placement.device_map("m", gib * 2**30, device)
+        assert re.search(match, refusal(placement.device_map, "m", gib * 2**30, device))
 
 
 class Watching(TorchDispatchMode):

@@ -15,7 +15,7 @@ from kvreport.chapters.prompt_reuse import measures as prompt_reuse
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.where_drift_begins import measures as where_drift_begins
 from kvreport.chapters.which_path_is_right import measures as which_path
-from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge, missing
+from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, most, other_cause, refuted, reproduced
 
 CHAPTERS = (layer_drift, where_drift_begins, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
@@ -202,7 +202,7 @@ def test_what_a_run_lacks_is_said_and_nothing_is_judged():
     assert "this run lacks a CUDA device" in lacking.here
     assert "our bound" not in lacking.here
     assert word(rule, {SHARE: at(0.9)}, has=frozenset({"a CUDA device"})) == "reproduced"
-    assert judge(SIMPLE, missing("hub", "0 rows in bf16")).verdict == "not run"
+    assert judge(SIMPLE, Evidence("hub", missing="0 rows in bf16")).verdict == "not run"
     assert word(SIMPLE, {SHARE: []}) == "not run"
 
 

@@ -130,10 +130,8 @@ def test_the_how_to_pages_command_runs_and_json_is_by_its_schema(kvbook_here, tm
     schema = json.loads((paths.DATA / "scores" / "schema.json").read_text("utf-8"))
     assert schema == outcome.Outcome.model_json_schema(mode="serialization")
     jsonschema.validate(json.loads(done.stdout), schema)
-    assert outcome.read(done.stdout).verdict == "rounding"
+    assert json.loads(done.stdout)["verdict"] == "rounding"
     assert plot.read_bytes().startswith(b"\x89PNG")
-    older = done.stdout.replace('"schema_version": 1', '"schema_version": 0')
-    assert "schema_version 0" in refusal(outcome.read, older)
 
 
 @pytest.mark.parametrize(("text", "words"), [

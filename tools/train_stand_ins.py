@@ -7,20 +7,27 @@ Which batch a step sees is a function of the seed and the step alone.  The resul
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import baselines
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import models as tokenizer_models
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from kvbook import fingerprint, paths
 from kvbook.models import corpus, standins, tokenizers
 from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
 from kvreport import training
+
+# Of Llama-3's published ``tokenizer.json``.
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,28 @@ def recipe_for(family: str) -> Recipe:
     return _OWN_RECIPES.get(family, Recipe())
 
 
+def train_bpe(style: tokenizers.Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
+    """Train a byte-level BPE vocabulary behind GPT-2's pre-tokenizer, or behind Llama-3's."""
+    tokenizer = Tokenizer(tokenizer_models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style == "gpt2")
+    if style == "llama3":
+        split = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, tokenizer.pre_tokenizer])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size, special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
 def shared_bpe(style: tokenizers.Style):
     """Read one of the two vocabularies, trained once and kept in ``data/models/tokenizers``."""
     path = paths.MODELS / "tokenizers" / f"{style}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        trained = tokenizers.train_bpe(style, (document.text for document in corpus.documents("stdlib", "train")))
+        trained = train_bpe(style, (document.text for document in corpus.documents("stdlib", "train")))
         part = path.with_suffix(".partial")
         trained.save(str(part))
         part.replace(path)

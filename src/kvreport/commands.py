@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from kvbook.commands import Device
 from kvbook.errors import UserError
-
-Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 
 
 def register(app: typer.Typer, models: typer.Typer) -> None:

@@ -131,8 +131,9 @@ class _Measured:
     def add(self, dtype: str, work: progress.Work) -> bool:
         """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
         asked = self.settings
+        # Float64 on the processor where the device has none: whether a cache is right is no matter of place.
+        device = "cpu" if asked.device.startswith("mps") and dtype == "float64" else asked.device
         # Loaded here, so that it is gone before the next one is: both need not fit.
-        device = _device(asked.device, dtype)
         how = {"weights": asked.weights, "device": device, "seed": asked.seed, "with_encoder": True}
         model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, **how).model
         self.on_cpu |= device != asked.device
@@ -300,11 +301,6 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         held = f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})"
         return held, _LOOK_AT_FORWARD
     return None, _LOOK_AT_LAYER
-
-
-def _device(asked: str, dtype: str) -> str:
-    """Choose the processor for float64 where the device has none: whether a cache is right is no matter of place."""
-    return "cpu" if asked.startswith("mps") and dtype == "float64" else asked
 
 
 def _longest(texts: list[corpus.Sample]) -> int:

@@ -26,7 +26,8 @@ def idle(cores: int, load: float) -> int:
     return max(1, cores - round(load))
 
 
-def _usable() -> int:
+def usable() -> int:
+    """Count the logical processors that this process may use."""
     # Both are missing from some systems.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -45,4 +46,4 @@ def settle(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(name, value)
     if not any(name in environment for name in _THREADS):
         text = _CPUINFO.read_text("utf-8") if _CPUINFO.is_file() else ""
-        environment["OMP_NUM_THREADS"] = str(idle(physical(text, _usable()), _load()))
+        environment["OMP_NUM_THREADS"] = str(idle(physical(text, usable()), _load()))

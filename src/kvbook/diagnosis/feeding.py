@@ -49,7 +49,6 @@ def cache_name(model: PreTrainedModel) -> str:
 
 def look_at(model: PreTrainedModel, ids: torch.Tensor) -> "Fed":
     """Find out what a model's cache is called and what it is, on a few tokens."""
-    taken = inspect.signature(model.forward).parameters
     try:
         output = model(ids, use_cache=True)
     except Exception as error:
@@ -57,7 +56,7 @@ def look_at(model: PreTrainedModel, ids: torch.Tensor) -> "Fed":
         model(ids, use_cache=False)
         return Fed(model, None, f"raises {type(error).__name__}")
     # An empty cache that a class passes through is none.
-    name = next((name for name in _NAMES if output.get(name) is not None and name in taken), None)
+    name = next((name for name in _NAMES if output.get(name) is not None and takes(model, name)), None)
     return Fed(model, name, "none" if name is None else type(output[name]).__name__)
 
 
@@ -99,9 +98,6 @@ class Fed:
         """Run one pass without a cache."""
         return self.model(ids, use_cache=False, **options).logits
 
-    def _takes(self, name: str) -> bool:
-        return takes(self.model, name)
-
     def _needs_dynamic(self, lacks: str) -> None:
         if self.name is None or not self.kind.endswith("DynamicCache"):
             raise NoCache(f"{lacks}its cache is {self.kind}")
@@ -117,7 +113,7 @@ class Fed:
             raise NoCache("no cache is returned")
         parts, stop = [], 0
         # Before release 5.4, some recurrent classes do not find out by themselves where a part begins.
-        counted = cache is None and self._takes("cache_position")
+        counted = cache is None and takes(self.model, "cache_position")
         for part in ids.split(sizes, 1):
             start, stop = stop, stop + part.shape[1]
             given = {} if cache is None else {self.name: cache}
@@ -243,11 +239,11 @@ class Fed:
             yield feed(_places(mask))
             after_its_id = (getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0) + 1
             yield feed(_places(mask) + after_its_id)
-        if not self._takes("position_ids"):
+        if not takes(self.model, "position_ids"):
             yield feed(None, only_first_masked=True)
 
     def _with_padding(self, ids: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self._takes("attention_mask"):
+        if not takes(self.model, "attention_mask"):
             raise NoCache("takes no attention mask")
         padded = torch.cat([ids[:, :at], ids.new_zeros(1, PADDING), ids[:, at:]], 1)
         mask = torch.ones_like(padded)
@@ -256,7 +252,7 @@ class Fed:
 
     def with_positions(self, ids: torch.Tensor) -> Compared:
         """Feed a text part by part with its positions, and at once with the same positions."""
-        if not self._takes("position_ids"):
+        if not takes(self.model, "position_ids"):
             raise NoCache("takes no position_ids")
         ids, half, ones = _short(ids)
         places = torch.arange(ids.shape[1], device=ids.device)[None]
@@ -317,7 +313,7 @@ class Fed:
         lengths = range(start + 1, ids.shape[1] + 1)
         # The last token's logits alone: those of a long text would take more memory than the model.  Some classes hand
         # it on without naming it, or compute all of them all the same.
-        kept = {"logits_to_keep": 1} if self._takes("logits_to_keep") else {}
+        kept = {"logits_to_keep": 1} if takes(self.model, "logits_to_keep") else {}
         expected = [self.full(ids[:, :length], **kept)[:, -1:] for length in lengths]
         _, cache = self.in_parts(ids[:, :start], [start])
         # Fed on what each call returns: older caches are tuples, which do not grow in place.

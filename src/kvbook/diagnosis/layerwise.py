@@ -128,11 +128,10 @@ class Runner:
 
     def next_part(self) -> str | None:
         """Name the part that the call which is least far waits for; None where all have ended."""
-        waiting = [call for call in self.calls if call.result is None]
-        for call in waiting:
-            if call.waits_for is None:
+        for call in self.calls:
+            if call.result is None and call.waits_for is None:
                 self._advance(call, None)
-        waiting = [call for call in waiting if call.result is None and call.waits_for]
+        waiting = [call for call in self.calls if call.result is None and call.waits_for]
         return min(waiting, key=lambda call: len(call.outputs)).waits_for if waiting else None
 
     def run(self, part: str) -> None:
@@ -236,36 +235,18 @@ def run_all(runners: list[Runner], done: Callable[[str], None]) -> None:
         done(parts[0])
 
 
-@dataclass
-class _Way:
-    """The calls of one execution path on one batch."""
-
-    name: str
-    calls: list[Call]
-    ids: torch.Tensor
-
-    @property
-    def fed(self) -> int:
-        return self.ids.shape[1] - self.calls[-1].ids.shape[1]
-
-    def held(self) -> int:
-        seen = self.calls[-1].seen
-        return 0 if seen is None else older.held(seen, self.fed)
-
-
-def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, options: dict) -> list[_Way]:
-    ways = []
-    for name in probe.WAYS:
-        chain, before, calls = Chain(), None, []
-        parts = ids.split(probe.CUTS[name](ids.shape[1], generator), 1)
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            more, keeps = ({"output_hidden_states": True}, probe.last_tokens) if is_last else ({}, bool)
-            before = Call(part, options | more, keeps, chain, before)
-            calls.append(before)
-        runner.calls += calls
-        ways.append(_Way(name, calls, ids))
-    return ways
+def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, options: dict) -> dict[str, Call]:
+    """Add the calls of every execution path on one batch; return the last call of each."""
+    ends = {}
+    for way in probe.WAYS:
+        chain, before = Chain(), None
+        *parts, last = ids.split(probe.CUTS[way](ids.shape[1], generator), 1)
+        for part in parts:
+            before = Call(part, options, chain=chain, before=before)
+            runner.calls.append(before)
+        ends[way] = Call(last, options | {"output_hidden_states": True}, probe.last_tokens, chain, before)
+        runner.calls.append(ends[way])
+    return ends
 
 
 def rows_of(
@@ -280,8 +261,7 @@ def rows_of(
             ids = torch.tensor([text.ids for text in batch])
             full = Call(ids, {"use_cache": False, "output_hidden_states": True}, probe.last_tokens)
             runner.calls.append(full)
-            drawn = [np.random.default_rng([seed, batch[0].index]) for _ in called]
-            ways = [_planned(runner, ids, *each) for each in zip(drawn, called, strict=True)]
+            ways = [_planned(runner, ids, np.random.default_rng([seed, batch[0].index]), each) for each in called]
             plans[dtype].append((batch, full, ways))
     calls = [call for runner in runners.values() for call in runner.calls]
     kept.restore(calls)
@@ -297,7 +277,9 @@ def rows_of(
 
 def _rows(dtype: str, plan: list, place: int) -> Iterator[dict[str, Any]]:
     for batch, full, ways in plan:
-        for way in ways[place]:
-            readings = probe.compared(way.name, full.result, way.calls[-1].result, way.held(), way.fed)
+        for way, last in ways[place].items():
+            fed = sum(part.shape[1] for part in last.fed_before())
+            held = 0 if last.seen is None else older.held(last.seen, fed)
+            readings = probe.compared(way, full.result, last.result, held, fed)
             for text, reading in zip(batch, readings, strict=True):
                 yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}

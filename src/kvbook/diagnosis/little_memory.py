@@ -64,8 +64,7 @@ class LittleMemory:
         if loading.parameter_count(config) > _LARGE:
             said = f"kvbook: {', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB"
             print(said, file=sys.stderr, flush=True)
-        where = sources.resolve(settings.model, settings.weights)
-        source = streamed.source_of(where, settings.seed)
+        source = streamed.source_of(sources.resolve(settings.model, settings.weights), settings.seed)
         self._models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in self.dtypes}
         self._files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.all_files()]
         self.experts_apart = "float64" in self._models and in_fp64.experts_one_by_one(self._models["float64"].model)
@@ -100,11 +99,11 @@ class LittleMemory:
         return None if self.by_steps else self._found[called][dtype]
 
     def _measured(self, *called: dict[str, Any]) -> None:
-        config = next(iter(self._models.values())).model.config.get_text_config()
-        if getattr(config, "use_cache", None) is False:
+        one = next(iter(self._models.values()))
+        if getattr(one.model.config.get_text_config(), "use_cache", None) is False:
             # Switched off: the check will ask what the cache would have done, and all weights are read once for both.
             called = ({}, {"use_cache": True})
-        sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in self._parts().items()}
+        sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in one.parts.items()}
         work = progress.Work(sum(sizes.values()), "check, layer by layer")
         about = [self._asked.model_dump(), self._files, self.dtypes, called, [text.ids for text in self._texts]]
         named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
@@ -119,7 +118,4 @@ class LittleMemory:
                 print("kvbook: the same command goes on from here", file=sys.stderr, flush=True)
             raise
         self._found |= zip(map(str, called), found, strict=True)
-
-    def _parts(self) -> dict[str, torch.nn.Module]:
-        return next(iter(self._models.values())).parts
 

@@ -171,11 +171,6 @@ class Storage:
         return self.most <= MOST and not self.beyond
 
     @property
-    def is_alike(self) -> bool:
-        """Tell whether the drift is about the format's everywhere."""
-        return self.least >= 1 / _LIKE and self.most <= _LIKE and not self.beyond
-
-    @property
     def looks_like(self) -> str:
         """Say what an undeclared drift is like; no more than that, for other faults may drift alike."""
         drift = f"rounding each stored number to that drifts by {self.drift:.1e}"
@@ -235,5 +230,6 @@ def _places(part: pd.DataFrame) -> np.ndarray:
 
 def nearest(found: list[Storage]) -> Storage | None:
     """Choose the format that a drift is most like; None where it is like none."""
-    alike = [each for each in found if each.is_alike]
+    # About the format's drift everywhere.
+    alike = [each for each in found if each.least >= 1 / _LIKE and each.most <= _LIKE and not each.beyond]
     return min(alike, key=lambda each: max(each.most, 1 / each.least)) if alike else None

@@ -1,6 +1,5 @@
 """Bytes: what a cache should take by its model's shape, what it takes, and the peak of a piece of work."""
 
-import contextlib
 import ctypes
 import gc
 import re
@@ -45,10 +44,8 @@ def cache_bytes(cache: Cache) -> int:
 
 
 def _high_water_mark() -> int | None:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+)", _STATUS.read_text("utf-8"), re.MULTILINE)
-        return int(found[1]) * 1024 if found else None
-    return None
+    found = re.search(r"^VmHWM:\s+(\d+)", _STATUS.read_text("utf-8"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _hand_back_free_memory() -> None:

@@ -134,7 +134,7 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
             raise
         # The reader raises whatever a wrong or unknown file makes of it.
         except Exception as error:
-            raise UserError(_refusal(file, architecture, error)) from error
+            raise UserError(_refusal(file, error, architecture)) from error
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{file.name} lacks weights of its model ({missing[0]}, {len(missing)} in all): get it again")
     tied = set(model.all_tied_weights_keys) if model.config.tie_word_embeddings else set()
@@ -170,10 +170,7 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
         short = {name: field for name, field in reader.fields.items() if name.count(".") < 4 and len(field.data) == 1}
         words = {name: field.contents() for name, field in short.items()}
     except Exception as error:
-        words = hub.first_line(error)
-        if _UNKNOWN_TYPE.search(words):
-            raise UserError(_of_unknown_type(file, words)) from error
-        raise UserError(f"{file.name} is damaged ({words}): get it again") from error
+        raise UserError(_refusal(file, error)) from error
     architecture = str(words.get("general.architecture", "none"))
     sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
     stretched = words.get(f"{architecture}.rope.scaling.type", "none") != "none" or any(map(_STRETCHED.match, sizes))
@@ -185,19 +182,18 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
     return architecture, str(words.get("tokenizer.ggml.pre", "")), sizes
 
 
-def _of_unknown_type(file: Path, words: str) -> str:
-    # numpy writes its numbers with their class.
-    words = re.sub(r"np\.\w+\((\d+)\)", r"\1", words)
-    return (
-        f"{file.name} holds numbers of a type that cannot be read ({words}): upgrade gguf, or take the file in another "
-        "quantization, such as Q8_0"
-    )
-
-
-def _refusal(file: Path, architecture: str, error: Exception) -> str:
+def _refusal(file: Path, error: Exception, architecture: str | None = None) -> str:
+    """Say why a file cannot be read; while its architecture is not known, it is its header that cannot be."""
     words = hub.first_line(error)
     if _UNKNOWN_TYPE.search(words):
-        return _of_unknown_type(file, words)
+        # numpy writes its numbers with their class.
+        words = re.sub(r"np\.\w+\((\d+)\)", r"\1", words)
+        return (
+            f"{file.name} holds numbers of a type that cannot be read ({words}): upgrade gguf, or take the file in "
+            "another quantization, such as Q8_0"
+        )
+    if architecture is None:
+        return f"{file.name} is damaged ({words}): get it again"
     if isinstance(error, NotImplementedError | KeyError) or re.search(r"not supported|Unrecognized|Unknown", words):
         return (
             f"{file.name} is of the architecture {architecture!r}, which transformers cannot read from GGUF ({words}): "

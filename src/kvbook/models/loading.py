@@ -272,11 +272,7 @@ def _pretrained(
             output_loading_info=True, **{older.DTYPE: dtype}, **options,
         )
         # transformers draws them at random and goes on; whatever is measured then is no checkpoint's.
-        if missing := sorted(report["missing_keys"]):
-            raise UserError(
-                f"{where.path} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
-                "save the whole model there, with its head"
-            )
+        sources.refuse_lacking(where.path, sorted(report["missing_keys"]))
         if getattr(where.config, "quantization_config", None):
             # Its products would round as its own bits do, whatever dtype is asked for.
             found = found.dequantize() if getattr(found, "is_quantized", False) else found

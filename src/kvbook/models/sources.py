@@ -66,6 +66,15 @@ def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
+def refuse_lacking(folder: str | Path, missing: list[str]) -> None:
+    """Refuse a checkpoint that lacks weights, if any are missing."""
+    if missing:
+        raise UserError(
+            f"{folder} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
+            "save the whole model there, with its head"
+        )
+
+
 def _folder(path: Path, source: Source, name: str, needs_weights: bool = True) -> Where:
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that `save_pretrained` wrote")

@@ -237,11 +237,7 @@ class Checkpoint:
             )
         read = streamed.taken()
         found = {name: next((read[other] for other in streamed.tied[name] if other in read), None) for name in weights}
-        if missing := [name for name, tensor in found.items() if tensor is None]:
-            raise UserError(
-                f"{self.folder} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
-                "save the whole model there, with its head"
-            )
+        sources.refuse_lacking(self.folder, [name for name, tensor in found.items() if tensor is None])
         return found
 
     def _how(self, streamed: Streamed) -> dict[str, Any]:

@@ -7,14 +7,12 @@
     ``.What`` is one piece.  Where a text is cut between the two, its ids change: the seam of the document
     ``forum-reuse``.
 
-The patterns are those that GPT-2's and Llama-3's published ``tokenizer.json`` files hold.
+``tools/train_stand_ins.py`` trained them.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
-from tokenizers import models as tokenizer_models
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 Style = Literal["gpt2", "llama3"]
@@ -25,11 +23,6 @@ VOCABULARY_SIZE = 2048
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|begin_of_text|>", "<pad>", "<s>", "</s>", "<mask>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>", "<|im_start|>", "<|im_end|>",
-)
-
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 _LLAMA3_CHAT = (
@@ -54,26 +47,6 @@ _SPECIAL = {
         "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"
     },
 }
-
-
-def _pre_tokenizer(style: Style) -> pre_tokenizers.PreTokenizer:
-    if style == "gpt2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def train_bpe(style: Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
-    """Train a byte-level BPE vocabulary."""
-    tokenizer = Tokenizer(tokenizer_models.BPE())
-    tokenizer.pre_tokenizer = _pre_tokenizer(style)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size, special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
 
 
 def for_family(bpe: Tokenizer, family: str, context_length: int) -> PreTrainedTokenizerFast:

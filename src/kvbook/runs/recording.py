@@ -22,7 +22,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import privacy, records
-from kvbook.settings import faults_of
+from kvbook.settings import Strict, faults_of
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -58,7 +58,7 @@ class Model(BaseModel):
     weights: Words
 
 
-class Recorded(BaseModel):
+class Recorded(Strict):
     """What recording adds.
 
     Attributes
@@ -68,8 +68,6 @@ class Recorded(BaseModel):
     about_sha256 : str
         Digest of everything else in ``run.json``.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     at: AwareDatetime
     about_sha256: Digest

@@ -5,7 +5,6 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from kvbook.errors import UserError
 from kvbook.scores import measures, signatures, verdict
 from kvbook.scores.tables import SCHEMA_VERSION, Joined
 from kvbook.settings import Strict
@@ -86,15 +85,6 @@ class Outcome(Strict):
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
-
-
-def read(text: str) -> Outcome:
-    """Read what `--json` printed; of another version it is refused."""
-    import json
-
-    if (version := json.loads(text).get("schema_version")) != SCHEMA_VERSION:
-        raise UserError(f"this is of schema_version {version}, and this kvbook reads {SCHEMA_VERSION}: compare again")
-    return Outcome.model_validate_json(text)
 
 
 def of(joined: Joined) -> Outcome:

@@ -38,9 +38,18 @@ class Measured:
 
     def __post_init__(self) -> None:
         """Refuse a fact that names units: it has no interval, however many rows it was counted on."""
-        known = not math.isnan(self.estimate.value)
-        if known and self.estimate.kind == "range" and (self.units or 0) >= FEWEST_UNITS:
+        if self.is_fitted and self.estimate.kind == "range" and (self.units or 0) >= FEWEST_UNITS:
             raise ValueError(f"{self.series}: an estimate from {self.units} units has an interval; a count is a fact")
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether an estimate could be made for the series."""
+        return not math.isnan(self.estimate.value)
+
+    def said(self, form: str) -> str:
+        """Write it behind the name of its series."""
+        number = wording.estimated(self.estimate, form) if self.is_fitted else "cannot be estimated"
+        return f"{self.series} {number}".strip()
 
 
 def fact(value: float, series: str = "") -> Measured:
@@ -185,15 +194,11 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _told(quantity: Quantity, label: str, measured: Sequence[Measured]) -> str:
     """Write the estimates, by the quantity's letter in the rule; of more than six only the least and the largest."""
-
-    def one(of: Measured) -> str:
-        return f"{of.series} {wording.estimated(of.estimate, quantity.form)}".strip()
-
-    fitted = [of for of in measured if not math.isnan(of.estimate.value)]
-    said = ", ".join(map(one, fitted))
+    fitted = [one for one in measured if one.is_fitted]
+    said = ", ".join(one.said(quantity.form) for one in fitted)
     if len(fitted) > 6:
-        least, largest = (choose(fitted, key=lambda of: of.estimate.value) for choose in (min, max))
-        said = f"from {one(least)} to {one(largest)}, {len(fitted)} series"
+        ends = (choose(fitted, key=lambda one: one.estimate.value) for choose in (min, max))
+        said = f"from {' to '.join(one.said(quantity.form) for one in ends)}, {len(fitted)} series"
     left = len(measured) - len(fitted)
     without = f"{left} series cannot be estimated" if left else ""
     return f"{label or f'{quantity.name}:'} {', '.join(filter(None, (said, without)))}"
@@ -210,13 +215,3 @@ def elsewhere(bounds: Iterable[Bound], here: str, judged: Callable[[Bound, Bound
             would = f"the same at {others[0].number()} and {others[1].number()}"
         said.append(f"our bound of {bound.number()}: {would}")
     return said
-
-
-def missing(weights: str, why: str, published: str | None = None) -> Evidence:
-    """Say that nothing was measured."""
-    return Evidence(weights, missing=why, published=published)
-
-
-def facts(values: Mapping[Any, float] | Iterable[tuple[Any, float]]) -> list[Measured]:
-    """Give counted numbers by their series."""
-    return [fact(value, str(series)) for series, value in dict(values).items()]

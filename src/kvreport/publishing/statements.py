@@ -4,14 +4,13 @@ A chapter's ``STATEMENTS``, in ``measures.py``, has a check for each sentence th
 evaluated from rows when a page is rendered, so that changing them executes nothing.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS
-from kvreport.publishing import processors, wording
+from kvreport.publishing import processors
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, elsewhere
 from kvreport.publishing.rules import Condition, Side
@@ -99,7 +98,7 @@ def check(statement: Statement, results: Found) -> Checked:
             f"{condition.quantity.name}: a headline speaks of a sample, and a fact stands among its estimates"
         )
     units = min(counts, default=None)
-    told = _told(condition, found)
+    told = ", ".join(one.said(condition.quantity.form) for one in found)
     if units is not None and units < FEWEST_UNITS:
         return Checked("not resolved", told, units)
     outcome = _outcome(condition, found)
@@ -115,15 +114,6 @@ def _outcome(condition: Condition, found: Sequence[Measured]) -> Outcome:
     of = {"every": "any", "any": "every", "most": "most"}[condition.of]
     contrary = replace(condition, side=_CONTRARY[condition.side], of=of)
     return "fails" if contrary.holds(estimates) else "not resolved"
-
-
-def _told(condition: Condition, found: Sequence[Measured]) -> str:
-    def one(of: Measured) -> str:
-        is_fitted = not math.isnan(of.estimate.value)
-        told = wording.estimated(of.estimate, condition.quantity.form) if is_fitted else "cannot be estimated"
-        return f"{of.series} {told}".strip()
-
-    return ", ".join(map(one, found))
 
 
 def compare(published: Outcome, own: Outcome, comparable: bool) -> Comparison:

@@ -4,6 +4,7 @@ import contextlib
 import os
 from typing import Any, TextIO
 
+from kvbook.diagnosis.cores import usable
 from kvbook.runs.threads import THREADS_VARIABLE
 from kvreport.running.screen import Screen
 
@@ -55,4 +56,4 @@ def cores() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked):
         return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable()
