@@ -75,7 +75,7 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     run = bench.BENCH.run(settings)
     assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
     rows = run.rows.set_index("what")
-    assert len(rows) == 43
+    assert len(rows) == 48
     drift = rows.filter(like="drift", axis=0)
     assert len(drift) == 2
     assert (drift[["lowest", "ratio", "highest"]] == 3).all(axis=None)
