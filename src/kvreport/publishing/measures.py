@@ -10,6 +10,7 @@ is what all chapters need: rows that are not there, groups, pairs of groups, ind
 """
 
 import dataclasses
+import functools
 import re
 import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -215,10 +216,16 @@ def always(
     return Statement(every(measure, side, bound), speaks_of, headline, on)
 
 
-def either(measure: Measure, side: Literal["above", "below"], bound: Bound) -> tuple[Outcome, Outcome]:
-    """Bear a claim out by every series on one side of a bound, and contradict it by any on the other."""
+# The same of a sentence that holds on the processor at hand.
+here = functools.partial(always, speaks_of="this processor")
+
+
+def either(
+    measure: Measure, side: Literal["above", "below"], bound: Bound, against: Callable[..., Condition] = anyone
+) -> tuple[Outcome, Outcome]:
+    """Bear a claim out by every series on one side of a bound, and contradict it by any, or by all, on the other."""
     other = "below" if side == "above" else "above"
-    return reproduced(every(measure, side, bound)), refuted(anyone(measure, other, bound))
+    return reproduced(every(measure, side, bound)), refuted(against(measure, other, bound))
 
 
 def claim(

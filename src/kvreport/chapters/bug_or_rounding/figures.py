@@ -50,10 +50,8 @@ def _against_roundoff(dtypes: list[str], whose: dict[str, dict]) -> tuple[Figure
     # fp16 and bf16 lie too close for two labels on one line.
     ax.set_xticks(roundoffs, [("\n" if dtype == "bfloat16" else "") + DTYPES[dtype] for dtype in dtypes])
     ax.minorticks_off()
-    handles = [Line2D([], [], label=name, **look) for name, look in _LOOKS.items()]
-    handles += [Line2D([], [], label=name, color=style.GREY, **look) for name, look in whose.items()]
-    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5)
-    return fig, ax
+    handles = [Line2D([], [], label=name, **{"color": style.GREY} | look) for name, look in (_LOOKS | whose).items()]
+    return style.with_legend(fig, handles, 3, "upper left", fontsize=9.5), ax
 
 
 def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
@@ -156,5 +154,4 @@ def figure_layers(table: pd.DataFrame) -> Figure:
         ax.yaxis.set_minor_formatter(NullFormatter())
     axes[-1, 0].set_xlabel("hidden state after layer")
     axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9.5)
-    return fig
+    return style.with_legend(fig, axes[0, 0].get_legend_handles_labels()[0], 3, "upper right", fontsize=9.5)

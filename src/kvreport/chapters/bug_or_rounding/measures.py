@@ -10,7 +10,7 @@ from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.bug_or_rounding import rows
 from kvreport.chapters.bug_or_rounding.rows import CLEAN, NARROW, NARROW_INSIDE
 from kvreport.publishing.estimators import computed, counted, distinct, part, share, total
-from kvreport.publishing.measures import Measure, Worded, always, noted
+from kvreport.publishing.measures import Measure, Worded, always, here, noted
 from kvreport.publishing.rules import HALF, Bound
 
 
@@ -127,8 +127,8 @@ STATEMENTS = {
     "first-layer-found": always(FOUND, "above", _FOUR_IN_FIVE, headline=True),
     "clean-has-no-bad-layer": always(ACCUSED, "below", _ONE_IN_FIVE),
     "fp32-inside-accuses-mpt": always(BEYOND.where(symptom=NARROW_INSIDE, model="mpt"), "above", HALF),
-    "fp32-inside-hides": always(HIDDEN, "above", _ONE_IN_FIVE, "this processor", on="AMD"),
-    "fp32-inside-hides-nothing": always(HIDDEN, "below", _ONE_IN_FIVE, "this processor", on="Intel"),
+    "fp32-inside-hides": here(HIDDEN, "above", _ONE_IN_FIVE, on="AMD"),
+    "fp32-inside-hides-nothing": here(HIDDEN, "below", _ONE_IN_FIVE, on="Intel"),
     "plain-fp64-separates": always(PLAIN, "below", Bound(0.1, "ours", "a tenth of the smallest bug")),
     "coarse-hides-the-layer": always(LAST_AS_CLEAN, "above", _FOUR_IN_FIVE),
 }

@@ -27,7 +27,7 @@ from kvreport.chapters.from_scratch import subject as scratch_subject
 from kvreport.chapters.from_scratch.gpt.paths import WAYS
 from kvreport.chapters.from_scratch.rows import LAST_ONLY, POSTED, REPLY, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
-from kvreport.chapters.prompt_reuse import continuations
+from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
 
 Row = dict[str, Any]
@@ -105,10 +105,7 @@ def of_any_model(
         # The opening post's loop: on top of the cache comes everything once more.
         yield _row(rows.ISSUE, rows.FED_AGAIN, *about, _drift(full, _on_top(model, ids, again)))
         yield _row(rows.REUSE, rows.KEYS, *about, _keys_drift(model, ids, whole))
-        written = model.generate(
-            ids, past_key_values=whole, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=1,
-            return_dict_in_generate=True, output_logits=True,
-        )
+        written = continuations.generate(model, text.ids, 1, whole)
         yield _row(rows.REUSE, rows.WHOLE, *about, _drift(full, written.logits[0][0]))
         _on_top(model, ids[:, :-1], static)
         found = _on_top(model, ids[:, -1:], static)
@@ -134,8 +131,7 @@ def broken_items(tokenizer: PreTrainedTokenizerBase) -> list[continuations.Item]
 
 def _keys_drift(model: PreTrainedModel, ids: torch.Tensor, whole: Cache) -> float:
     """Compare the first layer's keys of a text's last tokens, fed whole and on top of the tokens before them."""
-    parts = model(ids[:, :-_ROWS], use_cache=True).past_key_values
-    parts = model(ids[:, -_ROWS:], past_key_values=parts, use_cache=True).past_key_values
+    parts = split_keys.in_two_parts(model, ids, ids.shape[1] - _ROWS)
     first, second = (cache.layers[0].keys[:, :, -_ROWS:].flatten() for cache in (whole, parts))
     return probe.relative(first, second).item()
 
@@ -154,15 +150,14 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[Row]
     """Repeat the symptoms of the thread about a model from scratch, on that chapter's model."""
     loaded = scratch_subject.load(settings, dtype)
     model, block = loaded.model, loaded.model.shape.block
-    device = model.characters.weight.device
     about = {"model": "scratch", "weights": settings.weights, "dtype": dtype}
     with widened(model.characters.weight.dtype):
         for text in scratch_subject.texts(settings, loaded.vocabulary, block):
-            long = scratch_subject.ids_of([text], device)[:, : _BLOCKS * block]
+            long = scratch_subject.ids_of([text], model.device)[:, : _BLOCKS * block]
             within, prompt = long[:, :block], long[:, : block // 2]
             window = WAYS[WINDOW](model)
             posted, reply = (scratch_logits.read_steps(WAYS[way](model), long) for way in (POSTED, REPLY))
-            whole = model(prompt, torch.arange(prompt.shape[1], device=device), last_only=True)[:, 0]
+            whole = model(prompt, torch.arange(prompt.shape[1], device=model.device), last_only=True)[:, 0]
             last_only = scratch_logits.read_prompt(model, prompt, LAST_ONLY)
             for symptom, ids, reference, other in (
                 (rows.WITHIN, within, window.read(within), posted[block - 1]),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, PRODUCTS, SINGLE, STOCK
 from kvreport.publishing.estimators import distinct, first, median_of_ratios, part, ratio_of_means, share, total
-from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.measures import Measure, always, here, noted
 from kvreport.publishing.rules import HALF, NONE, Bound
 
 DIFFERING = Measure(
@@ -58,9 +58,9 @@ _TENTH_MORE = Bound(1.1, "ours", "a tenth more", "ratio")
 STATEMENTS = {
     "no-row-differs": always(DIFFERING, "at most", NONE, headline=True),
     "no-row-differs-at-length": always(DIFFERING_AT_LENGTH, "at most", NONE, headline=True),
-    "stock-differs-at-length": always(STOCK_TEXTS_AT_LENGTH, "above", HALF, "this processor"),
-    "stock-differs-in-fp32": always(
-        STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share"), "this processor"
+    "stock-differs-at-length": here(STOCK_TEXTS_AT_LENGTH, "above", HALF),
+    "stock-differs-in-fp32": here(
+        STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")
     ),
     "products-alone-are-not-enough": always(
         ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF, "this model"
@@ -68,17 +68,17 @@ STATEMENTS = {
     "attention-alone-is-not-enough-in-fp32": always(
         ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF, "this model"
     ),
-    "attention-alone-is-enough-in-bf16": always(
-        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF, "this processor", on="Intel"
+    "attention-alone-is-enough-in-bf16": here(
+        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF, on="Intel"
     ),
-    "attention-alone-is-not-enough-on-amd": always(
-        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF, "this processor", on="AMD"
+    "attention-alone-is-not-enough-on-amd": here(
+        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF, on="AMD"
     ),
-    "products-and-attention-are-enough": always(DIFFERING_ON_RUNG, "at most", NONE, "this processor"),
+    "products-and-attention-are-enough": here(DIFFERING_ON_RUNG, "at most", NONE),
     "error-is-no-larger": always(ERROR, "at most", _TENTH_MORE, "this model"),
     "error-of-steps-is-no-larger": always(ERROR_OF_STEPS, "at most", _TENTH_MORE, "this model"),
     "error-in-fp32-is-smaller": always(
         ERROR.where(dtype="float32"), "below", Bound(1, "arithmetic", "as large"), "this model"
     ),
-    "price-is-small": always(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio"), "this processor"),
+    "price-is-small": here(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio")),
 }

@@ -35,10 +35,6 @@ def _plot_line(ax: Axes, places: pd.Series, estimates: pd.Series, **look) -> Non
     ax.errorbar(places, [one.value for one in estimates], yerr=style.ends(estimates), **{"linestyle": "-"} | look)
 
 
-def _key_above(fig: Figure, *parts, **of) -> None:
-    fig.legend(*parts, loc="outside upper center", ncols=2, fontsize=9, **of)
-
-
 def figure_steps(logits: pd.DataFrame) -> Figure:
     """Draw how far each way that ought to agree with its reference is from it at each step, a panel for each dtype."""
     block, groups = int(logits["block"].iloc[0]), list(logits.groupby("dtype", sort=False))
@@ -56,8 +52,7 @@ def figure_steps(logits: pd.DataFrame) -> Figure:
         ax.set(yscale="log", xlabel="characters read", ylabel="largest difference of the logits")
         ax.set_title(DTYPES[dtype], loc="left", fontsize=10)
         ax.label_outer()
-    _key_above(fig, *axes[0][0].get_legend_handles_labels())
-    return fig
+    return style.with_legend(fig, axes[0][0].get_legend_handles_labels()[0], 2)
 
 
 def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: Axes) -> None:
@@ -86,8 +81,7 @@ def figure_loss(buckets: pd.DataFrame) -> Figure:
     right.axhline(0, color=style.BLACK, linewidth=1)
     right.set_ylabel("loss minus the window's")
     keys = {label: key for ax in (left, right) for key, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    _key_above(fig, keys.values(), keys.keys())
-    return fig
+    return style.with_legend(fig, list(keys.values()), 2)
 
 
 def figure_causes(causes: pd.DataFrame) -> Figure:
@@ -114,8 +108,7 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
     ax.axvline(0, **style.REFERENCE)
     style.name_rows(ax, labels, above=0.6)
     ax.set_xlabel("loss minus the window's (nats)")
-    _key_above(fig)
-    return fig
+    return style.with_legend(fig, ax.get_legend_handles_labels()[0], 2)
 
 
 def figure_speed(speeds: pd.DataFrame) -> Figure:
@@ -137,8 +130,7 @@ def figure_speed(speeds: pd.DataFrame) -> Figure:
     style.note(ax, "3, as published", (0, 3), (2, 3), xycoords=("axes fraction", "data"))
     ax.set(xlabel="length of the text at the step", ylabel="time without cache / with")
     keys = [style.key(label, colour, linewidth=3) for label, colour in models.values()]
-    _key_above(fig, handles=[*keys, *(style.key(label, **look) for label, look in ways.values())])
-    return fig
+    return style.with_legend(fig, [*keys, *(style.key(label, **look) for label, look in ways.values())], 2)
 
 
 def figure_cost(costs: pd.DataFrame) -> Figure:
@@ -170,5 +162,4 @@ def figure_cost(costs: pd.DataFrame) -> Figure:
         xlabel="time past the block / the posted cache's",
         ylabel=f"loss minus the window's (nats)\nlinear within ±{LINEAR_NATS}",
     )
-    _key_above(fig)
-    return fig
+    return style.with_legend(fig, ax.get_legend_handles_labels()[0], 2)

@@ -11,8 +11,9 @@ from kvreport.publishing import wording
 from kvreport.publishing.estimators import counted, distinct, first, mean, median_of_ratios, ratio_of_means, share
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import UNFITTED
-from kvreport.publishing.measures import Measure, claim, either, holds, noted, verdict
-from kvreport.publishing.rules import HALF, NONE, Bound, every, refuted, reproduced
+from kvreport.publishing.measures import Measure, always, claim, either, here, noted, verdict
+from kvreport.publishing.rules import HALF, NONE, Bound, Side, every, refuted, reproduced
+from kvreport.publishing.statements import Statement
 from kvreport.publishing.verdicts import Claims
 
 
@@ -97,45 +98,36 @@ _ROUNDING = Bound(rows.MOST_ROUNDOFFS, "ours", "more than roundings pile up to")
 _THRICE = Bound(3, "document", "“>3x”")
 
 
-def _is_rounding(comparison: str, past: bool):
-    return holds(every(ROUNDOFFS.where(comparison=comparison, past=past), "below", _ROUNDING))
+def _differs(comparison: str, side: Side, past: bool = False) -> Statement:
+    """Check on which side of rounding two ways differ, in the first block or past it."""
+    return always(ROUNDOFFS.where(comparison=comparison, past=past), side, _ROUNDING)
 
 
-def _is_bug(comparison: str, past: bool):
-    return holds(every(ROUNDOFFS.where(comparison=comparison, past=past), "above", _ROUNDING))
-
-
-def _changes_nothing(fix: str):
-    return holds(every(UNEQUAL.where(comparison=fix), "at most", NONE))
+def _changes_nothing(fix: str) -> Statement:
+    return always(UNEQUAL.where(comparison=fix), "at most", NONE)
 
 
 STATEMENTS = {
-    "posted-cache-is-worse": holds(every(POSTED_GAP, "above", _PERCENT_WORSE), headline=True),
-    "inside-it-is-rounding": _is_rounding(POSTED, past=False),
-    "past-it-is-a-bug": _is_bug(POSTED, past=True),
-    "stale-keys-are-the-cause": holds(every(STALE, "above", HALF), headline=True),
+    "posted-cache-is-worse": always(POSTED_GAP, "above", _PERCENT_WORSE, headline=True),
+    "inside-it-is-rounding": _differs(POSTED, "below"),
+    "past-it-is-a-bug": _differs(POSTED, "above", past=True),
+    "stale-keys-are-the-cause": always(STALE, "above", HALF, headline=True),
     "append-changes-nothing": _changes_nothing(rows.APPEND),
-    "order-does-not-matter": _is_rounding(rows.SHUFFLED, past=True),
+    "order-does-not-matter": _differs(rows.SHUFFLED, "below", past=True),
     "mask-changes-nothing": _changes_nothing(rows.MASK),
-    "chunks-need-a-shifted-mask": _is_bug(rows.CHUNKED_REPLY, past=False),
-    "shifted-mask-is-right": _is_rounding(rows.CHUNKED_SHIFTED, past=False),
+    "chunks-need-a-shifted-mask": _differs(rows.CHUNKED_REPLY, "above"),
+    "shifted-mask-is-right": _differs(rows.CHUNKED_SHIFTED, "below"),
     "prompt-changes-nothing-here": _changes_nothing(rows.PROMPT),
-    "last-character-alone-is-a-bug": _is_bug(rows.LAST_ONLY, past=False),
-    "modulo-closes-little": holds(
-        every(MODULO, "below", Bound(0.1, "ours", "a tenth of the gap", "share")), "this model"
-    ),
-    "reply-is-worse-too": holds(every(REPLY_GAP, "above", _PERCENT_WORSE)),
-    "short-context-does-not-cost": holds(every(GAP.where(scheme=rows.WHOLE), "below", NONE), "this model"),
-    "stuck-position-costs": holds(every(STUCK, "above", _PERCENT_WORSE)),
-    "refill-agrees-with-its-window": _is_rounding(rows.HALF, past=True),
-    "refill-is-no-worse": holds(every(GAP.where(scheme=rows.HALF), "below", _PERCENT_WORSE), "this model"),
-    "refill-is-as-fast": holds(
-        every(REFILL_TIME, "below", Bound(1.25, "ours", "a quarter more time", "ratio")), "this processor"
-    ),
-    "window-is-slow": holds(
-        every(WINDOW_TIME, "above", Bound(3, "ours", "three times the time", "ratio")), "this processor"
-    ),
-    "more-than-twice": holds(every(RUN_ALL_ROWS, "above", Bound(2, "ours", "twice", "ratio")), "this processor"),
+    "last-character-alone-is-a-bug": _differs(rows.LAST_ONLY, "above"),
+    "modulo-closes-little": always(MODULO, "below", Bound(0.1, "ours", "a tenth of the gap", "share"), "this model"),
+    "reply-is-worse-too": always(REPLY_GAP, "above", _PERCENT_WORSE),
+    "short-context-does-not-cost": always(GAP.where(scheme=rows.WHOLE), "below", NONE, "this model"),
+    "stuck-position-costs": always(STUCK, "above", _PERCENT_WORSE),
+    "refill-agrees-with-its-window": _differs(rows.HALF, "below", past=True),
+    "refill-is-no-worse": always(GAP.where(scheme=rows.HALF), "below", _PERCENT_WORSE, "this model"),
+    "refill-is-as-fast": here(REFILL_TIME, "below", Bound(1.25, "ours", "a quarter more time", "ratio")),
+    "window-is-slow": here(WINDOW_TIME, "above", Bound(3, "ours", "three times the time", "ratio")),
+    "more-than-twice": here(RUN_ALL_ROWS, "above", Bound(2, "ours", "twice", "ratio")),
 }
 
 
@@ -178,7 +170,7 @@ CHECKS = {
     "roll-scrambles": _remedy(rows.APPEND, _shuffled),
     "mask-missing": _remedy(rows.MASK),
     "prompt-skipped": claim(
-        reproduced(every(SKIPPED, "above", _ROUNDING)), refuted(every(SKIPPED, "below", _ROUNDING)),
+        *either(SKIPPED, "above", _ROUNDING, every),
         beside=lambda found: f"one text, {len(found['skipped prompts'])} prompts of more than one character",
         missing=lambda found: (
             "only 16-bit dtypes, in which rounding hides the difference: add float32"

@@ -1,10 +1,8 @@
 """Settings of the chapter on the forum thread about a model from scratch."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from kvbook.settings import DTypes, TextSettings
+from kvbook.settings import DTypes, Text, TextSettings, at_least
 
 
 class ScratchSettings(TextSettings):
@@ -29,9 +27,9 @@ class ScratchSettings(TextSettings):
         Repetitions of everything that is timed.
     """
 
-    model: Annotated[str, Field(min_length=1)] = "small"
+    model: Text = "small"
     weights: Literal["stand-in", "random"] = "stand-in"
-    n_samples: Annotated[int, Field(ge=2)] = 24
-    n_blocks: Annotated[int, Field(ge=2)] = 8
+    n_samples: at_least(2) = 24
+    n_blocks: at_least(2) = 8
     dtypes: DTypes = ("float32", "float64")
-    n_timed: Annotated[int, Field(ge=2)] = 4
+    n_timed: at_least(2) = 4

@@ -11,7 +11,7 @@ from kvreport.chapters.layer_drift import rows
 from kvreport.chapters.layer_drift.rows import LAST, POSITIONS, POSTED, STOCK
 from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, always, claim, either, noted, said
+from kvreport.publishing.measures import Measure, always, claim, either, here, noted, said
 from kvreport.publishing.rules import ALL, HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -158,13 +158,9 @@ _TENTH = Bound(0.1, "ours", "one text in ten", "share")
 _IMPERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
 
 STATEMENTS = {
-    "every-dtype-drifts": always(DIFFERING, "above", HALF, "this processor"),
-    "bf16-agrees-at-no-length": always(
-        IDENTICAL.where(dtype="bfloat16"), "below", _TENTH, "this processor", on="Intel"
-    ),
-    "bf16-agrees-at-some-lengths": always(
-        IDENTICAL.where(dtype="bfloat16"), "above", _TENTH, "this processor", on="AMD"
-    ),
+    "every-dtype-drifts": here(DIFFERING, "above", HALF),
+    "bf16-agrees-at-no-length": here(IDENTICAL.where(dtype="bfloat16"), "below", _TENTH, on="Intel"),
+    "bf16-agrees-at-some-lengths": here(IDENTICAL.where(dtype="bfloat16"), "above", _TENTH, on="AMD"),
     "fp32-agrees-at-no-length": always(IDENTICAL.where(dtype="float32"), "below", _TENTH),
     "drift-grows": always(GROWTH, "above", _NO_GROWTH, headline=True),
     "relative-drift-grows": always(RELATIVE_GROWTH, "above", _NO_GROWTH),

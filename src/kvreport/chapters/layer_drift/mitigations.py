@@ -21,10 +21,9 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 
 def subject(settings: LayerDriftSettings) -> str | None:
     """Choose the model whose modules the switches fit: the first one of the two, or None."""
-    for name in dict.fromkeys((settings.model, settings.reference_model)):
-        if mitigations.supported(
-            loading.identify(name, samples.weights_of(settings, name), settings.seed)["architecture"]
-        ):
+    for name in (settings.model, settings.reference_model):
+        model = loading.identify(name, samples.weights_of(settings, name), settings.seed)
+        if mitigations.supported(model["architecture"]):
             return name
     return None
 

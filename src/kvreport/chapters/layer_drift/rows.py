@@ -74,32 +74,24 @@ def _distinct(run: Run) -> pd.DataFrame:
 
 def divergence(run: Run) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
-    greedy = _distinct(run)
-    columns = {name: greedy[name].to_numpy() for name in ("token", "margin", "logits_sha256", "cache_length")}
-    tied = greedy[list(TIES)].to_numpy()
-    # Places in these, for there are hundreds of loops.
-    places = greedy.groupby(["model", "dtype", "prompt", "method"], sort=False).indices
-    table = []
-    for key in dict.fromkeys(place[:3] for place in places):
-        uncached = places[*key, UNCACHED]
-        for method in METHODS[1:]:
-            own = places[*key, method]
-            steps = min(len(uncached), len(own))
-            apart, equal_bits = (
-                columns[name][own[:steps]] != columns[name][uncached[:steps]] for name in ("token", "logits_sha256")
-            )
-            step = int(apart.argmax()) if apart.any() else None
-            table.append(
-                {
-                    **dict(zip(("model", "dtype", "prompt"), key, strict=True)), "method": method,
-                    "first_divergence": step, "margin": None if step is None else columns["margin"][uncached[step]],
-                    "tied": None if step is None else bool(tied[own[step]].any()), "steps": steps,
-                    # A loop that ended early, at the model's context, cannot be called equal.
-                    "equal": step is None and steps == len(uncached), "bits_equal_steps": int((~equal_bits).sum()),
-                    "final_cache_length": int(columns["cache_length"][own[-1]]),
-                }
-            )
-    return pd.DataFrame(table).astype({"first_divergence": "Float64", "margin": "Float64"})
+    prompt, greedy = ["model", "dtype", "prompt"], _distinct(run)
+    uncached = greedy.loc[greedy["method"] == UNCACHED, [*prompt, "step", "token", "margin", "logits_sha256"]]
+    uncached = uncached.assign(written=uncached.groupby(prompt)["step"].transform("size"))
+    steps = greedy[greedy["method"] != UNCACHED].merge(uncached, on=[*prompt, "step"], suffixes=("", "_uncached"))
+    loops = steps.assign(equal=steps["logits_sha256"] == steps["logits_sha256_uncached"]).groupby(
+        [*prompt, "method"], sort=False
+    )
+    table = loops.agg(
+        steps=("step", "size"), written=("written", "first"), bits_equal_steps=("equal", "sum"),
+        final_cache_length=("cache_length", "last"),
+    )
+    first = steps[steps["token"] != steps["token_uncached"]].drop_duplicates([*prompt, "method"])
+    first = first.assign(tied=first[list(TIES)].any(axis=1), first_divergence=first["step"])
+    first = first.set_index([*prompt, "method"])[["first_divergence", "margin_uncached", "tied"]]
+    table = table.join(first.rename(columns={"margin_uncached": "margin"})).reset_index()
+    # A loop that ended early, at the model's context, cannot be called equal.
+    equal = table["first_divergence"].isna() & (table["steps"] == table["written"])
+    return table.assign(equal=equal).astype({"first_divergence": "Float64", "margin": "Float64"})
 
 
 def _as_the_loop(run: Run) -> pd.DataFrame:

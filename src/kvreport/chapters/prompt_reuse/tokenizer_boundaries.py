@@ -6,7 +6,6 @@ of the whole text's ids.  A cut is safe when all of them are there.
 Rows, one a (tokenizer, cut): see ``data/README.md``.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,8 @@ from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 
 # Characters of a file that are looked at: every cut encodes what lies before it.
 _WINDOW = 1000
-_STYLES = ("gpt2", "llama3")
+# The vocabularies that ship with the book.
+_SHIPPED = {style: paths.MODELS / "tokenizers" / f"{style}.json" for style in ("gpt2", "llama3")}
 
 
 def kind_of(text: str, cut: int) -> str:
@@ -42,18 +42,13 @@ def kind_of(text: str, cut: int) -> str:
     return "elsewhere"
 
 
-def _vocabulary(style: str) -> Path:
-    """Name the file of a vocabulary that ships with the book."""
-    return paths.MODELS / "tokenizers" / f"{style}.json"
-
-
 def tokenizers(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> dict[str, PreTrainedTokenizerBase]:
     """Load the two vocabularies that ship with the book, and the tokenizers of models that are not stand-ins."""
-    found = {f"{style}-style": PreTrainedTokenizerFast(tokenizer_file=str(_vocabulary(style))) for style in _STYLES}
+    found = {f"{style}-style": PreTrainedTokenizerFast(tokenizer_file=str(file)) for style, file in _SHIPPED.items()}
     for model in models:
         if model["weights"] in ("hub", "package", "gguf", "local"):
-            own = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
-            found[model["name"]] = own
+            weights = samples.weights_of(settings, model["asked_for"])
+            found[model["name"]] = loading.tokenizer(model["asked_for"], weights)
     return found
 
 
@@ -62,7 +57,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     if not any(len(document.text) > 1 for document in corpus.documents(settings.corpus)):
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
     return {
-        "tokenizers": {style: fingerprint.of_file(_vocabulary(style)) for style in _STYLES},
+        "tokenizers": {style: fingerprint.of_file(file) for style, file in _SHIPPED.items()},
         "models": split_keys.identities(settings),
         "corpus": corpus.describe(settings.corpus),
     }

@@ -141,8 +141,7 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
         Patch(facecolor=colour, edgecolor=_HATCH_COLOUR if hatch else "#444444", hatch=hatch, linewidth=0.5, label=name)
         for name, (colour, hatch) in _STATES.items() if name in set(states["state"])
     ]
-    fig.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9.5, columnspacing=1, handlelength=1.6)
-    return fig
+    return style.with_legend(fig, handles, 2, "upper left", fontsize=9.5, columnspacing=1, handlelength=1.6)
 
 
 def figure_lengths(shares: pd.DataFrame) -> Figure:
@@ -204,5 +203,4 @@ def figure_factorial(table: pd.DataFrame) -> Figure:
         style.key(f"last token as {query}", colour, marker=marker) for query, (colour, marker, _) in _QUERIES.items()
     ]
     handles.append(style.key("hollow: 0", marker="o", markerfacecolor="white"))
-    fig.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9.5, columnspacing=1, handletextpad=0.2)
-    return fig
+    return style.with_legend(fig, handles, 3, "upper left", fontsize=9.5, columnspacing=1, handletextpad=0.2)

@@ -1,14 +1,13 @@
 """What the rows of the chapter on where drift begins say: its measures, then the sentences and the claim."""
 
-import functools
 from dataclasses import replace
 
 import pandas as pd
 
 from kvbook.measuring import estimates
 from kvreport.chapters.where_drift_begins import rows
-from kvreport.publishing.estimators import counted, distinct, mean, part, share
-from kvreport.publishing.measures import Measure, claim, holds, noted, worded
+from kvreport.publishing.estimators import computed, counted, distinct, mean, part, share, total
+from kvreport.publishing.measures import Measure, always, claim, here, noted, worded
 from kvreport.publishing.rules import HALF, NONE, Bound, anyone, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -31,7 +30,7 @@ ONE_ROW, SIXTEEN_ROWS = (CALLS.where(**{"pass": rows.last(count)}) for count in 
 LINEAR, ATTENTION = (ONE_ROW.where(attention="sdpa", kind=kind) for kind in ("linear", "attention"))
 MOST_CALLS = Measure(
     "largest share of calls that differ on bitwise identical inputs", "", "kind", "{:.1%}", "all calls of all texts",
-    rows="calls", by=("kind",), estimate=counted(lambda calls: calls["share"].max()),
+    rows="calls", by=("kind",), estimate=computed("share", "max"),
 )
 MOST_PREFILL = replace(MOST_CALLS, rows=CALLS.rows).where(**{"pass": rows.PREFILL})
 OTHER_PRODUCTS = replace(CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
@@ -64,7 +63,7 @@ DIFFERING_BY_PREFILL = replace(PREFILL_ALONE, unit="", estimate=part("differs"))
 # Prompts that are read twice.
 DIFFERING = Measure(
     "prompts whose hidden states, keys, values or logits differ in a bit", "", "dtype", "{:.0f}", "all prompts",
-    rows="prompts", by=("dtype",), estimate=counted(lambda prompts: prompts["differs"].sum()),
+    rows="prompts", by=("dtype",), estimate=total("differs"),
 ).where(shapes=rows.EQUAL)
 _PROMPTS = replace(DIFFERING, unit="file", form="{:.2f}", census="", keep=())
 EQUAL = replace(_PROMPTS, name="share of prompts in which none does", estimate=share("equal")).where(shapes=rows.EQUAL)
@@ -81,7 +80,7 @@ LENGTHS = Measure(
 ALL_LENGTHS = replace(LENGTHS, unit="", census="all lengths of all texts", estimate=part("logits_equal"))
 MOST_ROWS = Measure(
     "largest query length at which some row differs", "", "K", "{:.0f}", rows="differing products", by=("K",),
-    estimate=counted(lambda products: products["differing"].max()),
+    estimate=computed("differing", "max"),
 ).where(threads=1)
 LONGEST_SUM = MOST_ROWS.where(longest=True, dtype="bfloat16")
 DIFFERING_ROWS = Measure(
@@ -104,9 +103,7 @@ REPORTED = replace(
     KERNELS, name="numbers of rows at which a library reports its kernel",
     estimate=counted(lambda of: (of["kernel"] != rows.UNREPORTED).sum()),
 ).where(linear=True)
-TALLEST = replace(
-    KERNELS, name="most rows in a product of the attention", estimate=counted(lambda of: of["height"].max())
-)
+TALLEST = replace(KERNELS, name="most rows in a product of the attention", estimate=computed("height", "max"))
 
 # Facts for the prose.
 MODEL = noted("operation_replay", "models", 0, "name")
@@ -118,62 +115,52 @@ REPLAYED = Measure("texts", rows="operation_replay", estimate=distinct("sample")
 SCORED, SWEPT, READ_TWICE = (
     replace(REPLAYED, rows=name) for name in ("cache_factorial", "length_sweep", "equal_shapes")
 )
-HEADS = Measure("heads", rows="attention_forms", estimate=counted(lambda forms: forms["heads"].max()), form="{:.0f}")
+HEADS = Measure("heads", rows="attention_forms", estimate=computed("heads", "max"), form="{:.0f}")
 DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
 
 _ONE = Bound(1, "arithmetic", "one for all")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
 
-# What holds on the processor at hand.
-_here = functools.partial(holds, speaks_of="this processor")
 STATEMENTS = {
-    "one-row-linear-fp32": _here(
-        every(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE), headline=True
+    "one-row-linear-fp32": here(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE, headline=True),
+    "one-row-attention-fp32": here(ATTENTION.where(dtype="float32"), "above", _FOUR_IN_FIVE),
+    "one-row-bf16": here(
+        ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE, headline=True
     ),
-    "one-row-attention-fp32": _here(every(ATTENTION.where(dtype="float32"), "above", _FOUR_IN_FIVE)),
-    "one-row-bf16": _here(
-        every(ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE), headline=True
+    "other-products-differ-in-bf16": here(OTHER_PRODUCTS, "above", NONE, on="Intel"),
+    "down-proj-alone-in-bf16-on-amd": here(MOST_OTHER_PRODUCTS, "at most", NONE, on="AMD"),
+    "row-wise-never": always(MOST_CALLS.where(kind=_ROW_WISE), "at most", NONE, headline=True),
+    "control": always(MOST_CALLS.where(**{"pass": rows.ALL}), "at most", NONE),
+    "sixteen-rows-linear-fp32": here(SIXTEEN_ROWS.where(dtype="float32", kind="linear"), "below", _ONE_IN_FIVE),
+    "prefill-linear-never": here(MOST_PREFILL.where(dtype="float32", kind="linear"), "at most", NONE),
+    "equal-shapes-equal-bits": always(DIFFERING, "at most", NONE),
+    "one-token-fewer-differs": here(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE),
+    "begins-at-q": always(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE, "this model"),
+    "bf16-begins-later": here(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE),
+    "bf16-begins-in-the-step": here(BEGINS_IN_THE_STEP.where(dtype="bfloat16"), "above", HALF),
+    "one-row-is-enough": here(ONE_ROW_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE, headline=True),
+    "one-row-is-enough-in-bf16": here(ONE_ROW_ALONE.where(dtype="bfloat16"), "above", HALF),
+    "prefill-is-not-enough": here(PREFILL_ALONE.where(dtype="float32"), "below", HALF),
+    "decoded-cache-is-enough": here(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE),
+    "no-length-agrees-fp32": here(ALL_LENGTHS.where(dtype="float32"), "at most", NONE),
+    "some-lengths-agree-bf16": here(LENGTHS.where(dtype="bfloat16"), "above", NONE),
+    "short-products-fp32": here(
+        MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows")
     ),
-    "other-products-differ-in-bf16": _here(every(OTHER_PRODUCTS, "above", NONE), on="Intel"),
-    "down-proj-alone-in-bf16-on-amd": _here(every(MOST_OTHER_PRODUCTS, "at most", NONE), on="AMD"),
-    "row-wise-never": holds(every(MOST_CALLS.where(kind=_ROW_WISE), "at most", NONE), headline=True),
-    "control": holds(every(MOST_CALLS.where(**{"pass": rows.ALL}), "at most", NONE)),
-    "sixteen-rows-linear-fp32": _here(
-        every(SIXTEEN_ROWS.where(dtype="float32", kind="linear"), "below", _ONE_IN_FIVE)
+    "short-sums-never-bf16": here(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", NONE),
+    "a-long-sum-differs-bf16": here(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32"), on="Intel"),
+    "a-long-sum-differs-for-one-row-on-amd": here(LONGEST_SUM, "at most", Bound(1, "arithmetic", "one row"), on="AMD"),
+    "one-query-fp32": here(ALONE.where(dtype="float32"), "above", HALF),
+    "one-query-bf16": here(ALONE.where(dtype="bfloat16"), "below", _ONE_IN_FIVE),
+    "one-routine-for-linear": here(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE, on="Intel"),
+    "two-routines-for-linear-in-fp16": here(OF_LINEAR.where(dtype="float16"), "above", _ONE, on="Intel"),
+    "two-routines-for-attention-in-bf16": here(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE, on="Intel"),
+    "own-code-for-linear-in-16-bits-on-zen-3": here(
+        REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 3"
     ),
-    "prefill-linear-never": _here(every(MOST_PREFILL.where(dtype="float32", kind="linear"), "at most", NONE)),
-    "equal-shapes-equal-bits": holds(every(DIFFERING, "at most", NONE)),
-    "one-token-fewer-differs": _here(every(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE)),
-    "begins-at-q": holds(every(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE), "this model"),
-    "bf16-begins-later": _here(every(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE)),
-    "bf16-begins-in-the-step": _here(every(BEGINS_IN_THE_STEP.where(dtype="bfloat16"), "above", HALF)),
-    "one-row-is-enough": _here(every(ONE_ROW_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE), headline=True),
-    "one-row-is-enough-in-bf16": _here(every(ONE_ROW_ALONE.where(dtype="bfloat16"), "above", HALF)),
-    "prefill-is-not-enough": _here(every(PREFILL_ALONE.where(dtype="float32"), "below", HALF)),
-    "decoded-cache-is-enough": _here(every(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE)),
-    "no-length-agrees-fp32": _here(every(ALL_LENGTHS.where(dtype="float32"), "at most", NONE)),
-    "some-lengths-agree-bf16": _here(every(LENGTHS.where(dtype="bfloat16"), "above", NONE)),
-    "short-products-fp32": _here(
-        every(MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows"))
-    ),
-    "short-sums-never-bf16": _here(every(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", NONE)),
-    "a-long-sum-differs-bf16": _here(
-        every(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32")), on="Intel"
-    ),
-    "a-long-sum-differs-for-one-row-on-amd": _here(
-        every(LONGEST_SUM, "at most", Bound(1, "arithmetic", "one row")), on="AMD"
-    ),
-    "one-query-fp32": _here(every(ALONE.where(dtype="float32"), "above", HALF)),
-    "one-query-bf16": _here(every(ALONE.where(dtype="bfloat16"), "below", _ONE_IN_FIVE)),
-    "one-routine-for-linear": _here(every(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE), on="Intel"),
-    "two-routines-for-linear-in-fp16": _here(every(OF_LINEAR.where(dtype="float16"), "above", _ONE), on="Intel"),
-    "two-routines-for-attention-in-bf16": _here(every(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE), on="Intel"),
-    "own-code-for-linear-in-16-bits-on-zen-3": _here(
-        every(REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE), on="Zen 3"
-    ),
-    "masks-alike": _here(every(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE)),
-    "hidden-keys-change-rows": _here(every(HIDDEN_KEYS.where(dtype="float32"), "above", NONE)),
+    "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
+    "hidden-keys-change-rows": here(HIDDEN_KEYS.where(dtype="float32"), "above", NONE),
 }
 
 _EXACTLY = Bound(0, "document", "“exactly the same”")

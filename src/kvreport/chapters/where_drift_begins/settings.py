@@ -1,11 +1,7 @@
 """Settings of the chapter on where drift begins."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
-
 from kvbook import lengths
-from kvbook.settings import Counts, TextSettings, several, text_length
+from kvbook.settings import Count, Counts, Names, TextSettings, at_least, text_length
 
 # A text that is swept takes two passes for every length; over this many a range can be told.
 _MOST_SWEPT = 4
@@ -40,14 +36,14 @@ class WhereDriftBeginsSettings(TextSettings):
         Numbers of keys of the attention that is taken apart.
     """
 
-    families: Annotated[tuple[str, ...], BeforeValidator(several)] = ("gpt2", "qwen2", "mpt", "falcon", "smollm2")
-    n_samples: Annotated[int, Field(ge=1)] = 6
-    n_replayed: Annotated[int, Field(ge=1)] = 1
+    families: Names = ("gpt2", "qwen2", "mpt", "falcon", "smollm2")
+    n_samples: Count = 6
+    n_replayed: Count = 1
     n_tokens: text_length(3) = "33-190"
-    max_rows: Annotated[int, Field(ge=2)] = 256
+    max_rows: at_least(2) = 256
     chunks: Counts = (1, 3, 16)
     inner_sizes: Counts = (64, 320, 1536)
-    outer_size: Annotated[int, Field(ge=1)] = 192
+    outer_size: Count = 192
     threads: Counts = (1, 2)
     kernel_rows: Counts = (1, 2, 3, 8, 16, 64, 256)
     key_lengths: Counts = (5, 17, 63, 64, 65, 200, 513)

@@ -112,13 +112,9 @@ def rows_of(
         for name, values in outcome(scored.logits, reference.logits, labels).items()
     }
     judged["nats_reference"] = outcome(reference.logits, reference.logits, labels)["nats"].tolist()
+    about = _EMPTY | {"place": "logits", "layer": len(reference.hidden)}
     for row, values in enumerate(_errors(reference.logits, full.logits, other.logits)):
-        yield (
-            _EMPTY
-            | {"place": "logits", "layer": len(reference.hidden), "position": first + row}
-            | values
-            | {name: column[row] for name, column in judged.items()}
-        )
+        yield about | {"position": first + row} | values | {name: column[row] for name, column in judged.items()}
     followed = torch.linspace(0, reference.logits.shape[1] - 1, _FOLLOWED, dtype=torch.float64).long().unique()
     by_id = (torch.log_softmax(other.logits, -1) - torch.log_softmax(full.logits, -1))[:, followed]
     mean, rms = by_id.mean(0).tolist(), by_id.square().mean(0).sqrt().tolist()
