@@ -143,11 +143,15 @@ def test_the_bandwidth_is_read_in_the_bench_and_leaves_no_run(runs, monkeypatch,
 
 def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tmp_path, monkeypatch, settings):
     root = mini_book.create(tmp_path / "book")
+    (root / "src").mkdir()
+    (root / "src" / "shown.py").touch()
     monkeypatch.setattr(paths, "ROOT", root)
     found_executed, statuses = [], iter((0, 0, 0, 2))
 
     def build(_command, cwd, env, **_):
         assert (env["KVBOOK_ROOT"], env["PROFILE"]) == (str(cwd), "few")
+        # A page shows code.
+        assert (cwd / "src" / "shown.py").is_file()
         executed = cwd / "_build" / "executed"
         found_executed.append(executed.is_dir() and len(list(executed.iterdir())))
         executed.mkdir(parents=True, exist_ok=True)

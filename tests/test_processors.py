@@ -15,7 +15,7 @@ from kvbook.runs.records import Run
 from kvreport.publishing import captions, documents, evaluated, measures, processors, statements, verdicts
 from kvreport.publishing.estimators import total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, claim, holds
+from kvreport.publishing.measures import Measure, always, claim
 from kvreport.publishing.rules import Bound, every, refuted, reproduced
 from kvreport.site import environment, inserts, ledger
 
@@ -125,7 +125,7 @@ def test_a_processor_without_the_run_changes_no_verdict_and_no_statement_and_the
     assert row["here"].endswith("speed: 3.00. On the AMD EPYC (Zen 4, avx512_bf16): not recorded there.")
     assert shown(monkeypatch, xeon=None, epyc=0.1)["verdict"] == "refuted"
     assert shown(monkeypatch, xeon=None, epyc=None)["verdict"] == "not run"
-    outcomes = [statements.check(holds(every(SPEED, "above", TWICE)), timed(speed)).outcome for speed in (None, 3, 1)]
+    outcomes = [statements.check(always(SPEED, "above", TWICE), timed(speed)).outcome for speed in (None, 3, 1)]
     assert outcomes == ["not run", "holds", "fails"]
 
 

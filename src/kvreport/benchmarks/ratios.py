@@ -185,7 +185,7 @@ def _book(settings: BenchSettings) -> Rows:
         return
     with tempfile.TemporaryDirectory(prefix="kvbook-book-") as scratch:
         root = Path(scratch) / "book"
-        shutil.copytree(paths.ROOT, root, ignore=shutil.ignore_patterns("_build", ".*", "tests", "src"))
+        shutil.copytree(paths.ROOT, root, ignore=shutil.ignore_patterns("_build", ".*", "tests"))
         if (models := unpacked.models_folder()).is_dir():
             # Fetching the trained model is part of the installation.
             shutil.copytree(models, root / "_build" / models.name)

@@ -204,19 +204,15 @@ def verdict(check: Check) -> Worded:
 # What is judged by measures: a sentence of ours, and a document's claim.
 
 
-def holds(must: Condition, speaks_of: Scope = "any model", headline: bool = False, on: str = "") -> Statement:
-    """Check a sentence by the measure of its condition; see `Statement`."""
-    return Statement(must, speaks_of, headline, on)
-
-
 def always(
     measure: Measure, side: Side, bound: Bound, speaks_of: Scope = "any model", headline: bool = False, on: str = ""
 ) -> Statement:
-    """Check a sentence by every series of one measure."""
+    """Check a sentence by every series of one measure; see `Statement`."""
     return Statement(every(measure, side, bound), speaks_of, headline, on)
 
 
-# The same of a sentence that holds on the processor at hand.
+# The same of a sentence on the model, or on the processor, whose rows are printed.
+of_model = functools.partial(always, speaks_of="this model")
 here = functools.partial(always, speaks_of="this processor")
 
 

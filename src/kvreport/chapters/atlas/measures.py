@@ -7,7 +7,7 @@ import pandas as pd
 from kvbook.atlas import names, table
 from kvbook.atlas.names import CHUNKED, PADDED, STATIC, WHOLE
 from kvreport.publishing.estimators import counted, part, total
-from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.measures import Measure, always, here, noted
 from kvreport.publishing.rules import HALF, NONE, Bound
 
 
@@ -90,6 +90,6 @@ STATEMENTS = {
     "mamba2-is-right": always(MAMBA2_WRONG, "at most", NONE),
     "prompt-fed-twice": always(FED_TWICE, "above", _NINE_IN_TEN),
     "verdicts-agree": always(DIFFERING, "at most", NONE),
-    "fp32-products-first": always(LINEAR_FIRST, "above", _NINE_IN_TEN, "this processor"),
-    "bf16-attention-first": always(ATTENTION_FIRST, "above", HALF, "this processor"),
+    "fp32-products-first": here(LINEAR_FIRST, "above", _NINE_IN_TEN),
+    "bf16-attention-first": here(ATTENTION_FIRST, "above", HALF),
 }

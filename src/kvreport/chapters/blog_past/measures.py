@@ -9,7 +9,7 @@ from kvreport.chapters.blog_past import rows as named
 from kvreport.publishing.estimators import counted, distinct, mean, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Check
-from kvreport.publishing.measures import Measure, always, claim, either, noted, worded
+from kvreport.publishing.measures import Measure, always, claim, either, noted, of_model, worded
 from kvreport.publishing.rules import Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -69,8 +69,8 @@ STATEMENTS = {
     ),
     "four-bits-too": always(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING),
     "eight-bits-in-small-models": always(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING),
-    "eight-bits-cost-more": always(
-        _EIGHT_BITS, "above", Bound(0.01, "ours", "a hundredth of the spread of the logits"), "this model"
+    "eight-bits-cost-more": of_model(
+        _EIGHT_BITS, "above", Bound(0.01, "ours", "a hundredth of the spread of the logits")
     ),
     "no-past-is-the-last-token-alone": always(
         NOT_ALONE.where(variant=(named.CACHE_OFF, named.NO_PAST)), "at most", NO_TEXT

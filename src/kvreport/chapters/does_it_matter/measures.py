@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ from kvbook.measuring import estimates, survival
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, ratio_of_means, share, total
-from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.measures import Measure, always, here, noted, of_model
 from kvreport.publishing.rules import ALL, HALF, NONE, Bound
 
 # Draws for what has to be sorted anew in each.
@@ -251,48 +250,42 @@ _FIFTH = Bound(0.2, "ours", "one in five", "share")
 _FAR = 5
 _FEW_BITS = (named.KV_INT4, named.WEIGHTS_8, named.WEIGHTS_4)
 _BATCHED = {dtype: EQUAL.where(way=named.BATCHED, dtype=dtype) for dtype in ("float32", "bfloat16")}
-_here = partial(always, speaks_of="this model")
-_on_this_processor = partial(always, speaks_of="this processor")
 STATEMENTS = {
     "perplexity-stays": always(
         PERPLEXITY_OF_CACHE, "inside", Bound(1.01, "ours", "one per cent", "ratio"), headline=True
     ),
-    "bf16-as-the-dtype": _here(
+    "bf16-as-the-dtype": of_model(
         OVER_THE_DTYPE.where(dtype="bfloat16"), "inside", Bound(2, "ours", "a factor of two", "ratio"), headline=True
     ),
     "fp32-far-below-the-dtype": always(
         OVER_THE_DTYPE.where(dtype="float32"), "below", Bound(1e-4, "ours", "a ten-thousandth"), headline=True
     ),
-    "fp8-moves-further": _here(FP8_OVER_THE_CACHE, "above", _TWICE),
-    "fp8-further-than-int8": _here(
+    "fp8-moves-further": of_model(FP8_OVER_THE_CACHE, "above", _TWICE),
+    "fp8-further-than-int8": of_model(
         _over(named.KV_INT8, "that of our 8 bits").where(way=named.KV_FP8), "above", _AS_FAR
     ),
-    "few-bits-move-further": _here(
+    "few-bits-move-further": of_model(
         OVER_THE_CACHE.where(way=_FEW_BITS), "above", Bound(5, "ours", "five times as far", "ratio")
     ),
-    "rounded-moves-further": _here(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR),
-    "keys-need-more-bits": _here(KEYS_OVER_VALUES, "above", _AS_FAR),
-    "hqq-further-than-quanto": _here(HQQ_OVER_QUANTO, "above", _AS_FAR),
-    "two-bits-double-the-perplexity": _here(
+    "rounded-moves-further": of_model(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR),
+    "keys-need-more-bits": of_model(KEYS_OVER_VALUES, "above", _AS_FAR),
+    "hqq-further-than-quanto": of_model(HQQ_OVER_QUANTO, "above", _AS_FAR),
+    "two-bits-double-the-perplexity": of_model(
         IN_FEW_BITS["perplexity"].where(way=named.TWO_BITS), "above", Bound(2, "ours", "twice", "ratio")
     ),
-    "int8-as-the-cache": _here(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE),
-    "static-moves-as-far": _on_this_processor(
-        STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio"), on="Intel"
-    ),
-    "static-moves-less-on-amd": _on_this_processor(
-        STATIC_OVER_DYNAMIC, "below", Bound(0.2, "ours", "a fifth", "ratio"), on="AMD"
-    ),
-    "a-batch-changes-nothing": _on_this_processor(_BATCHED["float32"], "at least", ALL),
-    "a-batch-changes-all-in-bf16": _on_this_processor(_BATCHED["bfloat16"], "at most", NONE, on="Intel"),
-    "a-batch-changes-nothing-on-amd": _on_this_processor(_BATCHED["bfloat16"], "at least", ALL, on="AMD"),
+    "int8-as-the-cache": of_model(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE),
+    "static-moves-as-far": here(STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio"), on="Intel"),
+    "static-moves-less-on-amd": here(STATIC_OVER_DYNAMIC, "below", Bound(0.2, "ours", "a fifth", "ratio"), on="AMD"),
+    "a-batch-changes-nothing": here(_BATCHED["float32"], "at least", ALL),
+    "a-batch-changes-all-in-bf16": here(_BATCHED["bfloat16"], "at most", NONE, on="Intel"),
+    "a-batch-changes-nothing-on-amd": here(_BATCHED["bfloat16"], "at least", ALL, on="AMD"),
     "rounding-shrinks": always(
         IN_BF16.where(way=named.CACHED), "above", Bound(1000, "ours", "a thousand times"), headline=True
     ),
     "a-fault-stays": always(
         IN_BF16.where(way=named.FAULT), "inside", Bound(1.25, "ours", "a quarter", "ratio"), headline=True
     ),
-    "a-fault-looks-like-few-bits": _here(
+    "a-fault-looks-like-few-bits": of_model(
         _over(named.FAULT, "the fault's").where(way=named.WEIGHTS_4), "above", _AS_FAR
     ),
     "flips-at-small-margins": always(LARGEST_MARGIN, "at most", Bound(8, "ours", "a few ulps")),
@@ -300,16 +293,16 @@ STATEMENTS = {
         EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below",
         Bound(1e-4, "ours", "one token in ten thousand"),
     ),
-    "bf16-texts-diverge": _here(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH, headline=True),
+    "bf16-texts-diverge": of_model(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH, headline=True),
     "fp32-texts-stay": always(DIVERGED.where(dtype="float32"), "below", _TENTH, headline=True),
-    "sampled-texts-diverge": _here(DIVERGED_SAMPLED.where(dtype="bfloat16"), "above", HALF),
-    "fp32-texts-stay-whatever-changes": _here(MOVED.where(dtype="float32"), "below", _FIFTH),
-    "a-batch-moves-few-texts-on-amd": _on_this_processor(
+    "sampled-texts-diverge": of_model(DIVERGED_SAMPLED.where(dtype="bfloat16"), "above", HALF),
+    "fp32-texts-stay-whatever-changes": of_model(MOVED.where(dtype="float32"), "below", _FIFTH),
+    "a-batch-moves-few-texts-on-amd": here(
         MOVED.where(dtype="bfloat16", change=named.EIGHT), "below", _FIFTH, on="AMD"
     ),
     "what-moves-is-near-a-tie": always(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL),
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
     "drift-stays-along-long-texts": always(DRIFT_GROWTH.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE),
-    "errors-grow-along-long-texts": _here(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
+    "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "texts-go-their-own-way": always(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat")),
 }

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, PRODUCTS, SINGLE, STOCK
 from kvreport.publishing.estimators import distinct, first, median_of_ratios, part, ratio_of_means, share, total
-from kvreport.publishing.measures import Measure, always, here, noted
+from kvreport.publishing.measures import Measure, always, here, noted, of_model
 from kvreport.publishing.rules import HALF, NONE, Bound
 
 DIFFERING = Measure(
@@ -62,12 +62,10 @@ STATEMENTS = {
     "stock-differs-in-fp32": here(
         STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")
     ),
-    "products-alone-are-not-enough": always(
-        ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF, "this model"
+    "products-alone-are-not-enough": of_model(
+        ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF
     ),
-    "attention-alone-is-not-enough-in-fp32": always(
-        ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF, "this model"
-    ),
+    "attention-alone-is-not-enough-in-fp32": of_model(ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF),
     "attention-alone-is-enough-in-bf16": here(
         ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF, on="Intel"
     ),
@@ -75,10 +73,8 @@ STATEMENTS = {
         ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF, on="AMD"
     ),
     "products-and-attention-are-enough": here(DIFFERING_ON_RUNG, "at most", NONE),
-    "error-is-no-larger": always(ERROR, "at most", _TENTH_MORE, "this model"),
-    "error-of-steps-is-no-larger": always(ERROR_OF_STEPS, "at most", _TENTH_MORE, "this model"),
-    "error-in-fp32-is-smaller": always(
-        ERROR.where(dtype="float32"), "below", Bound(1, "arithmetic", "as large"), "this model"
-    ),
+    "error-is-no-larger": of_model(ERROR, "at most", _TENTH_MORE),
+    "error-of-steps-is-no-larger": of_model(ERROR_OF_STEPS, "at most", _TENTH_MORE),
+    "error-in-fp32-is-smaller": of_model(ERROR.where(dtype="float32"), "below", Bound(1, "arithmetic", "as large")),
     "price-is-small": here(PRICE, "below", Bound(1.25, "ours", "a quarter more time", "ratio")),
 }

@@ -11,7 +11,7 @@ from kvreport.publishing import wording
 from kvreport.publishing.estimators import counted, distinct, first, mean, median_of_ratios, ratio_of_means, share
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import UNFITTED
-from kvreport.publishing.measures import Measure, always, claim, either, here, noted, verdict
+from kvreport.publishing.measures import Measure, always, claim, either, here, noted, of_model, verdict
 from kvreport.publishing.rules import HALF, NONE, Bound, Side, every, refuted, reproduced
 from kvreport.publishing.statements import Statement
 from kvreport.publishing.verdicts import Claims
@@ -119,12 +119,12 @@ STATEMENTS = {
     "shifted-mask-is-right": _differs(rows.CHUNKED_SHIFTED, "below"),
     "prompt-changes-nothing-here": _changes_nothing(rows.PROMPT),
     "last-character-alone-is-a-bug": _differs(rows.LAST_ONLY, "above"),
-    "modulo-closes-little": always(MODULO, "below", Bound(0.1, "ours", "a tenth of the gap", "share"), "this model"),
+    "modulo-closes-little": of_model(MODULO, "below", Bound(0.1, "ours", "a tenth of the gap", "share")),
     "reply-is-worse-too": always(REPLY_GAP, "above", _PERCENT_WORSE),
-    "short-context-does-not-cost": always(GAP.where(scheme=rows.WHOLE), "below", NONE, "this model"),
+    "short-context-does-not-cost": of_model(GAP.where(scheme=rows.WHOLE), "below", NONE),
     "stuck-position-costs": always(STUCK, "above", _PERCENT_WORSE),
     "refill-agrees-with-its-window": _differs(rows.HALF, "below", past=True),
-    "refill-is-no-worse": always(GAP.where(scheme=rows.HALF), "below", _PERCENT_WORSE, "this model"),
+    "refill-is-no-worse": of_model(GAP.where(scheme=rows.HALF), "below", _PERCENT_WORSE),
     "refill-is-as-fast": here(REFILL_TIME, "below", Bound(1.25, "ours", "a quarter more time", "ratio")),
     "window-is-slow": here(WINDOW_TIME, "above", Bound(3, "ours", "three times the time", "ratio")),
     "more-than-twice": here(RUN_ALL_ROWS, "above", Bound(2, "ours", "twice", "ratio")),

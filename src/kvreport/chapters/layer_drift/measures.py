@@ -11,7 +11,7 @@ from kvreport.chapters.layer_drift import rows
 from kvreport.chapters.layer_drift.rows import LAST, POSITIONS, POSTED, STOCK
 from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, always, claim, either, here, noted, said
+from kvreport.publishing.measures import Measure, always, claim, either, here, noted, of_model, said
 from kvreport.publishing.rules import ALL, HALF, Bound, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -164,9 +164,7 @@ STATEMENTS = {
     "fp32-agrees-at-no-length": always(IDENTICAL.where(dtype="float32"), "below", _TENTH),
     "drift-grows": always(GROWTH, "above", _NO_GROWTH, headline=True),
     "relative-drift-grows": always(RELATIVE_GROWTH, "above", _NO_GROWTH),
-    "growth-is-a-tenth": always(
-        GROWTH, "below", Bound(0.15, "ours", "half as much again as the issue's 10 %"), "this model"
-    ),
+    "growth-is-a-tenth": of_model(GROWTH, "below", Bound(0.15, "ours", "half as much again as the issue's 10 %")),
     "bf16-as-its-roundoff": always(
         RATIO_OVER_ROUNDOFFS.where(dtype="bfloat16"), "inside", Bound(1.25, "ours", "within a quarter", "ratio")
     ),
@@ -179,13 +177,13 @@ STATEMENTS = {
     "posted-loop-writes-other-text": always(KEPT_BY_POSTED, "below", HALF, headline=True),
     "positions-do-not-help": always(KEPT.where(method=POSITIONS), "below", HALF, headline=True),
     "last-token-helps": always(KEPT_BY_LAST.where(dtype=("float32", "float16")), "above", HALF, headline=True),
-    "bf16-still-diverges": always(
+    "bf16-still-diverges": of_model(
         KEPT_BY_LAST.where(dtype="bfloat16"), "below",
-        Bound(0.95, "ours", "at least one prompt in twenty", "share"), "this model",
+        Bound(0.95, "ours", "at least one prompt in twenty", "share"),
     ),
-    "generate-writes-as-the-loop": always(GENERATE_WRITES, "at least", ALL, "this model"),
-    "generate-computes-as-the-loop": always(GENERATE_COMPUTES, "at least", ALL, "this model"),
-    "no-upcast-removes-it": always(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio"), "this model"),
+    "generate-writes-as-the-loop": of_model(GENERATE_WRITES, "at least", ALL),
+    "generate-computes-as-the-loop": of_model(GENERATE_COMPUTES, "at least", ALL),
+    "no-upcast-removes-it": of_model(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio")),
 }
 
 

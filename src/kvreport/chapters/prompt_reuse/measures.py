@@ -8,7 +8,7 @@ import pandas as pd
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.publishing.estimators import computed, counted, distinct, first, part, share, total
 from kvreport.publishing.found import Found
-from kvreport.publishing.measures import Measure, always, claim, either, here, noted
+from kvreport.publishing.measures import Measure, always, claim, either, here, noted, of_model
 from kvreport.publishing.rules import ALL, HALF, NONE, Bound, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
@@ -91,14 +91,14 @@ FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}
 
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 STATEMENTS = {
-    "ids-do-not-continue": always(MISMATCHED, "above", _FOUR_IN_FIVE, "this model", headline=True),
-    "recipe-changes-text": always(AFTER_SPACE, "below", HALF, "this model", headline=True),
+    "ids-do-not-continue": of_model(MISMATCHED, "above", _FOUR_IN_FIVE, headline=True),
+    "recipe-changes-text": of_model(AFTER_SPACE, "below", HALF, headline=True),
     "cut-before-the-space-keeps": always(BEFORE_SPACE.where(dtype=_FP32), "above", _FOUR_IN_FIVE, headline=True),
     "template-keeps": always(TEMPLATE.where(dtype=_FP32), "above", _FOUR_IN_FIVE),
     "common-prefix-restores": always(
         EQUAL.where(case=(named.DOCUMENTED, named.CORPUS), way=named.SHARED, dtype=_FP32), "above", _FOUR_IN_FIVE
     ),
-    "rounding-in-bf16": always(ROUNDED, "above", NONE, "this model"),
+    "rounding-in-bf16": of_model(ROUNDED, "above", NONE),
     "whole-prompt-fed-again": always(FED_AGAIN, "at least", ALL),
     "any-cut": always(CHANGED.where(place=named.ANYWHERE), "above", HALF, headline=True),
     "cut-after-a-space": always(

@@ -1,11 +1,10 @@
 """Measures of the chapter on serving engines, then the sentences that they decide."""
 
 from dataclasses import replace
-from functools import partial
 
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.publishing.estimators import computed, counted, distinct, mean, share
-from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.measures import Measure, noted, of_model
 from kvreport.publishing.rules import NONE, Bound
 
 # Each way against the cold one, after the same prompts.
@@ -68,24 +67,23 @@ OTHER_BITS = replace(
 )
 _SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
-_here = partial(always, speaks_of="this model")
 STATEMENTS = {
-    "a-repeat-is-exact": _here(MOVED.where(way=named.AGAIN), "at most", NONE),
-    "vllm-is-exact": _here(OTHER_BITS.where(engine="vLLM"), "at most", NONE),
-    "reuse-moves-two-engines": _here(
+    "a-repeat-is-exact": of_model(MOVED.where(way=named.AGAIN), "at most", NONE),
+    "vllm-is-exact": of_model(OTHER_BITS.where(engine="vLLM"), "at most", NONE),
+    "reuse-moves-two-engines": of_model(
         OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", NONE
     ),
-    "vllm-in-fp32-is-closest": _here(
+    "vllm-in-fp32-is-closest": of_model(
         ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", Bound(10, "ours", "ten times", "ratio")
     ),
-    "reuse-writes-the-same-tokens": _here(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", NONE),
-    "reuse-moves-no-more-than-a-batch": _here(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR),
-    "speculation-tells-other-numbers": _here(
+    "reuse-writes-the-same-tokens": of_model(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", NONE),
+    "reuse-moves-no-more-than-a-batch": of_model(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR),
+    "speculation-tells-other-numbers": of_model(
         MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above", Bound(0.5, "ours", "half a nat")
     ),
-    "fusion-is-most-of-an-error": _here(
+    "fusion-is-most-of-an-error": of_model(
         ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",
         Bound(2, "ours", "most of it", "ratio"),
     ),
-    "engines-agree-in-fp32": _here(PAIR_OTHER_TEXTS, "at most", NONE),
+    "engines-agree-in-fp32": of_model(PAIR_OTHER_TEXTS, "at most", NONE),
 }

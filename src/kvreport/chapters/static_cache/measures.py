@@ -1,6 +1,5 @@
 """What the rows of the chapter on static and dynamic caches say: its measures, then its sentences and claims."""
 
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from kvreport.publishing import documents
 from kvreport.publishing.estimators import counted, first, median, part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Derived, Measure, always, claim, noted, told, worded
+from kvreport.publishing.measures import Derived, Measure, always, claim, here, noted, told, worded
 from kvreport.publishing.rules import NONE, Bound, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
@@ -228,25 +227,24 @@ APART = Derived(
     rows=(LARGE_PAGES.rows, LARGE_PAGES_IN_BUDGET.rows), derive=_apart,
 )
 
-_here = partial(always, speaks_of="this processor")
 STATEMENTS = {
     "cache-pays": always(CACHE_GAIN, "above", _EVEN, headline=True),
     "static-alone": always(KIND_EAGER, "inside", Bound(1.15, "ours", "nearly as fast", "ratio"), headline=True),
-    "static-compiled": _here(KIND_COMPILED, "inside", _HALF_MORE),
-    "one-row-pays": _here(ONE_ROW, "above", _HALF_MORE),
-    "large-pages-pay": _here(LARGE_PAGES, "above", _EVEN),
-    "runs-disagree-on-pages": _here(APART, "above", Bound(0, "arithmetic", "apart"), on="Intel"),
-    "faster-than-llama-cpp": _here(OVER_LLAMA_CPP, "above", _EVEN),
-    "one-call-is-faster-than-llama-cpp": _here(LLAMA_CPP_OVER_CALL, "above", _EVEN),
-    "one-call-pays": _here(GRAPHS_OVER_CALL, "above", _EVEN),
-    "faster-than-generate": _here(OVER_GENERATE, "above", _HALF_MORE),
-    "kernels-take-most": _here(KERNELS, "above", _MOST),
-    "large-pages-save-kernels": _here(SAVED, "above", _MOST),
-    "cache-outgrows-weights": _here(LONGEST_BATCH, "above", _TWICE),
-    "one-sequence-hardly-grows": _here(LONGEST_ALONE, "below", _TWICE, on="Intel"),
-    "one-sequence-in-fp16-grows-on-amd": _here(LONGEST_ALONE.where(dtype="float16"), "above", _TWICE, on="AMD"),
+    "static-compiled": here(KIND_COMPILED, "inside", _HALF_MORE),
+    "one-row-pays": here(ONE_ROW, "above", _HALF_MORE),
+    "large-pages-pay": here(LARGE_PAGES, "above", _EVEN),
+    "runs-disagree-on-pages": here(APART, "above", Bound(0, "arithmetic", "apart"), on="Intel"),
+    "faster-than-llama-cpp": here(OVER_LLAMA_CPP, "above", _EVEN),
+    "one-call-is-faster-than-llama-cpp": here(LLAMA_CPP_OVER_CALL, "above", _EVEN),
+    "one-call-pays": here(GRAPHS_OVER_CALL, "above", _EVEN),
+    "faster-than-generate": here(OVER_GENERATE, "above", _HALF_MORE),
+    "kernels-take-most": here(KERNELS, "above", _MOST),
+    "large-pages-save-kernels": here(SAVED, "above", _MOST),
+    "cache-outgrows-weights": here(LONGEST_BATCH, "above", _TWICE),
+    "one-sequence-hardly-grows": here(LONGEST_ALONE, "below", _TWICE, on="Intel"),
+    "one-sequence-in-fp16-grows-on-amd": here(LONGEST_ALONE.where(dtype="float16"), "above", _TWICE, on="AMD"),
     "below-the-limit": always(LIMIT_SHARE, "below", Bound(1, "arithmetic", "the limit")),
-    "generate-compiles-nothing": _here(GRAPHS, "at most", NONE),
+    "generate-compiles-nothing": here(GRAPHS, "at most", NONE),
     "dynamic-compiles": always(LATER_GRAPHS, "at most", NONE),
     "cached-steps-hardly-grow": always(
         GROWTH, "below", Bound(0.25, "ours", "a quarter of the growth without a cache", "share")
@@ -255,7 +253,7 @@ STATEMENTS = {
     "full-is-full": always(FULL_BYTES, "at most", Bound(1, "arithmetic", "as many")),
     "len-is-the-batch": always(LEN_OF_KEYS, "at most", Bound(1, "arithmetic", "one text")),
     "fp32-texts-are-equal": always(SHARED.where(dtype="float32"), "at least", _ALL),
-    "bf16-texts-differ": _here(SHARED.where(dtype="bfloat16"), "below", _ALL),
+    "bf16-texts-differ": here(SHARED.where(dtype="bfloat16"), "below", _ALL),
 }
 
 

@@ -1,13 +1,12 @@
 """Measures of the chapter on trainer and rollout, then the sentences that they decide."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing.estimators import counted, distinct, mean, ratio_of_means
-from kvreport.publishing.measures import Measure, always, noted
+from kvreport.publishing.measures import Measure, noted, of_model
 from kvreport.publishing.rules import NONE, Bound
 
 # What each comparison of the rollout's own texts gives.
@@ -68,17 +67,16 @@ _HALF = Bound(0.5, "ours", "half as far", "ratio")
 _TENFOLD = Bound(10, "ours", "ten times as far", "ratio")
 _QUARTER = Bound(1.25, "ours", "a quarter", "ratio")
 
-_here = partial(always, speaks_of="this model")
 STATEMENTS = {
-    "bf16-is-off-policy": _here(OUTSIDE.where(compared=named.BF16), "above", _THREE_IN_A_HUNDRED),
-    "fp32-trainer-is-not-enough": _here(FP32_TRAINER, "above", _HALF),
-    "fp32-head-helps": _here(FP32_HEAD, "below", _AS_FAR),
-    "fp32-head-helps-more-than-an-fp32-trainer": _here(HEAD_OVER_FP32, "below", _AS_FAR),
-    "softmax-adds-little": _here(OVER_BF16.where(compared=named.LOW), "inside", _QUARTER),
-    "fp16-stays-close": _here(WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", _THREE_IN_A_HUNDRED),
-    "row-invariant-is-on-policy": _here(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", NONE),
-    "vllm-is-off-policy-too": _here(ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above", _THREE_IN_A_HUNDRED),
-    "vllm-reads-its-own-text-bit-for-bit": _here(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", NONE),
-    "arms-learn-alike": _here(LEARNED_OVER, "inside", _QUARTER),
-    "a-fault-is-far-beyond": _here(OVER_BF16.where(compared=named.SHIFTED), "above", _TENFOLD),
+    "bf16-is-off-policy": of_model(OUTSIDE.where(compared=named.BF16), "above", _THREE_IN_A_HUNDRED),
+    "fp32-trainer-is-not-enough": of_model(FP32_TRAINER, "above", _HALF),
+    "fp32-head-helps": of_model(FP32_HEAD, "below", _AS_FAR),
+    "fp32-head-helps-more-than-an-fp32-trainer": of_model(HEAD_OVER_FP32, "below", _AS_FAR),
+    "softmax-adds-little": of_model(OVER_BF16.where(compared=named.LOW), "inside", _QUARTER),
+    "fp16-stays-close": of_model(WAY_OUTSIDE.where(compared=named.BOTH_FP16), "below", _THREE_IN_A_HUNDRED),
+    "row-invariant-is-on-policy": of_model(WAY_ABS.where(compared=named.BOTH_INVARIANT), "at most", NONE),
+    "vllm-is-off-policy-too": of_model(ENGINE_OUTSIDE.where(compared=named.ENGINE_BF16), "above", _THREE_IN_A_HUNDRED),
+    "vllm-reads-its-own-text-bit-for-bit": of_model(ENGINE_ABS.where(compared=named.ENGINE_ITSELF), "at most", NONE),
+    "arms-learn-alike": of_model(LEARNED_OVER, "inside", _QUARTER),
+    "a-fault-is-far-beyond": of_model(OVER_BF16.where(compared=named.SHIFTED), "above", _TENFOLD),
 }

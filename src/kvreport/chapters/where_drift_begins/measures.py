@@ -7,7 +7,7 @@ import pandas as pd
 from kvbook.measuring import estimates
 from kvreport.chapters.where_drift_begins import rows
 from kvreport.publishing.estimators import computed, counted, distinct, mean, part, share, total
-from kvreport.publishing.measures import Measure, always, claim, here, noted, worded
+from kvreport.publishing.measures import Measure, always, claim, here, noted, of_model, worded
 from kvreport.publishing.rules import HALF, NONE, Bound, anyone, every, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 
@@ -136,7 +136,7 @@ STATEMENTS = {
     "prefill-linear-never": here(MOST_PREFILL.where(dtype="float32", kind="linear"), "at most", NONE),
     "equal-shapes-equal-bits": always(DIFFERING, "at most", NONE),
     "one-token-fewer-differs": here(DIFFERING_IF_SHORTER.where(dtype="bfloat16"), "above", _ONE_IN_FIVE),
-    "begins-at-q": always(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE, "this model"),
+    "begins-at-q": of_model(BEGINS_AT_Q.where(dtype="float32"), "above", _FOUR_IN_FIVE),
     "bf16-begins-later": here(BEGINS_LATER.where(dtype="bfloat16"), "above", _FOUR_IN_FIVE),
     "bf16-begins-in-the-step": here(BEGINS_IN_THE_STEP.where(dtype="bfloat16"), "above", HALF),
     "one-row-is-enough": here(ONE_ROW_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE, headline=True),

@@ -18,7 +18,7 @@ from kvreport.publishing.estimators import (
     part,
     share,
 )
-from kvreport.publishing.measures import Measure, always, claim, either, here, noted
+from kvreport.publishing.measures import Measure, always, claim, either, here, noted, of_model
 from kvreport.publishing.rules import Bound, every
 from kvreport.publishing.verdicts import Claims
 
@@ -151,14 +151,14 @@ _QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
 _LEAST = rows.LEAST_EXPLAINED
 
 STATEMENTS = {
-    "cached-no-worse": always(RATIO, "below", _QUARTER, "this model", headline=True),
-    "as-close-in-16-bits": always(RATIO.where(dtype=_SIXTEEN), "inside", _QUARTER, "this model", headline=True),
+    "cached-no-worse": of_model(RATIO, "below", _QUARTER, headline=True),
+    "as-close-in-16-bits": of_model(RATIO.where(dtype=_SIXTEEN), "inside", _QUARTER, headline=True),
     "closer-in-fp32-here": here(
         RATIO.where(dtype="float32"), "below", Bound(0.8, "ours", "a fifth smaller", "ratio"), headline=True
     ),
-    "eager-as-much": always(RATIOS.where(path=EAGER), "inside", _QUARTER, "this model", headline=True),
-    "either-may-be-closer": always(
-        CLOSER.where(dtype=_SIXTEEN), "above", Bound(0.25, "ours", "one text in four", "share"), "this model"
+    "eager-as-much": of_model(RATIOS.where(path=EAGER), "inside", _QUARTER, headline=True),
+    "either-may-be-closer": of_model(
+        CLOSER.where(dtype=_SIXTEEN), "above", Bound(0.25, "ours", "one text in four", "share")
     ),
     "dtype-decides": always(COARSER, "above", Bound(1000, "ours", "three orders of magnitude"), headline=True),
     "control-is-seen": always(CONTROL, "above", Bound(5, "ours", "five times", "ratio")),
@@ -174,7 +174,7 @@ STATEMENTS = {
     ),
     "nothing-in-common": always(COMMON, "below", Bound(_LEAST, "ours", "a tenth")),
     "reference-is-finer": always(FINENESS, "below", Bound(1e-6, "ours", "a millionth")),
-    "loading-in-fp64-is-not": always(AS_LOADED, "above", Bound(0.1, "ours", "a tenth"), "this model"),
+    "loading-in-fp64-is-not": of_model(AS_LOADED, "above", Bound(0.1, "ours", "a tenth")),
 }
 
 _TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")
