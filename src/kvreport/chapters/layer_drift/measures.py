@@ -59,7 +59,8 @@ def _fitted_ratio(coarse: pd.DataFrame, fine: pd.DataFrame) -> Estimate:
 def _finer(dtype: str, dtypes: list[str]) -> str | None:
     """Choose the next finer dtype; a run without it has none, for a ratio to another one says something else."""
     finer = [other for other in UNIT_ROUNDOFF if UNIT_ROUNDOFF[other] < UNIT_ROUNDOFF[dtype]]
-    return next_finer if (next_finer := max(finer, key=UNIT_ROUNDOFF.__getitem__, default=None)) in dtypes else None
+    nearest = max(finer, key=UNIT_ROUNDOFF.__getitem__, default=None)
+    return nearest if nearest in dtypes else None
 
 
 _SERIES = ("model", "dtype")

@@ -65,9 +65,13 @@ def inputs(settings: ModelsSettings) -> dict[str, Any]:
 
 def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
     """Let every model write."""
-    units = {model["asked_for"] + "|package" * (model["weights"] == "package"): model for model in made_of["models"]}
+    units = {
+        f"{model['asked_for']}|package" if model["weights"] == "package" else model["asked_for"]: model
+        for model in made_of["models"]
+    }
     for unit, model in writer.pending(units, "greedy samples: model"):
-        name, weights = model["asked_for"], "package" if model["weights"] == "package" else settings.weights
+        name = model["asked_for"]
+        weights = "package" if model["weights"] == "package" else settings.weights
         loaded = loading.load(name, weights=weights, dtype=settings.dtype, device=settings.device, seed=settings.seed)
         masked = loading.is_masked(loaded.model.config)
         ids = loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)

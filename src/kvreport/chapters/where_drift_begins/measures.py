@@ -156,7 +156,7 @@ STATEMENTS = {
     "one-routine-for-linear": here(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE, on="Intel"),
     "two-routines-for-linear-in-fp16": here(OF_LINEAR.where(dtype="float16"), "above", _ONE, on="Intel"),
     "two-routines-for-attention-in-bf16": here(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE, on="Intel"),
-    "own-code-for-linear-in-16-bits-on-zen-3": here(
+    "no-library-reports-linear-in-16-bits-on-zen-3": here(
         REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 3"
     ),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
