@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import mini_book
 import pandas as pd
@@ -112,11 +113,15 @@ def test_each_has_its_share_of_the_threads_whether_or_not_another_runs(monkeypat
     assert Build(None, jobs).environment.get("KVBOOK_THREADS") == threads
 
 
-@pytest.mark.parametrize(("parameters", "jobs"), [
-    ({}, 2), ({"device": "cpu", "weights": "stand-in", "model": "llama"}, 2), ({"weights": "random"}, 2),
-    ({"device": "cuda"}, 1), ({"weights": "hub"}, 1), ({"weights": "package"}, 1), ({"model": "openai/gpt2"}, 1),
+@pytest.mark.parametrize(("parameters", "free_gb", "jobs"), [
+    ({}, 1, 2), ({"device": "cpu", "weights": "stand-in", "model": "llama"}, 1, 2), ({"weights": "random"}, 1, 2),
+    ({"device": "cuda"}, 99, 1), ({"weights": "hub"}, 99, 1), ({"model": "openai/gpt2"}, 99, 1),
+    ({"weights": "package"}, 99, 2), ({"weights": "package"}, 9, 1),
 ])
-def test_chapters_on_one_accelerator_or_with_full_size_weights_run_one_at_a_time(monkeypatch, parameters, jobs):
+def test_chapters_on_one_accelerator_or_with_weights_that_fill_the_memory_run_one_at_a_time(
+    monkeypatch, parameters, free_gb, jobs
+):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free_gb * 1e9))
     monkeypatch.delenv("JOBS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert execution._jobs([planning.Chapter("01_one", "default", parameters)]) == jobs

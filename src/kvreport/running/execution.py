@@ -27,6 +27,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import psutil
+
 from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 # How many chapters at a time; by default two, where that can do no harm.
 JOBS_VARIABLE = "JOBS"
+# Bytes that must be free for two chapters with the packages' trained model, which each keeps in several dtypes.
+_ROOM_FOR_TWO = 10e9
 # A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
 # on slow shutdown from among the progress lines.
 _KERNEL = [
@@ -128,12 +132,14 @@ def _jobs(chapters: list[Chapter]) -> int:
             raise UserError(f"JOBS={asked} is no number of jobs: give 1 or more, or leave it out")
         return int(asked)
     # One accelerator, and the memory for one set of full-size weights, are what most people have.
+    given = [chapter.parameters for chapter in chapters]
     large = any(
-        given.get("weights") in ("hub", "package") or "/" in str(given.get("model", ""))
-        or given.get("device", "cpu") != "cpu"
-        for given in (chapter.parameters for chapter in chapters)
+        one.get("weights") == "hub" or "/" in str(one.get("model", "")) or one.get("device", "cpu") != "cpu"
+        for one in given
     )
-    return 1 if large else min(2, cores())
+    packaged = any(one.get("weights") == "package" for one in given)
+    short = packaged and psutil.virtual_memory().available < _ROOM_FOR_TWO
+    return 1 if large or short else min(2, cores())
 
 
 def _execute(chapter: Chapter, why: str, build: Build, measured_s: float) -> None:
