@@ -120,12 +120,12 @@ def test_an_entry_names_the_recorded_runs_and_their_machines_not_the_one_that_bu
 
 
 def test_an_entry_names_model_dtypes_and_independent_units_of_each_experiment_once(figure):
-    drift = {"experiment": "drift", "models": ["gpt"], "dtypes": ["float32", "bfloat16"], "units": (77, "texts")}
+    drift = {"experiment": "drift", "models": ["gpt"], "dtypes": ["float32", "bfloat16"], "units": (77, "sources")}
     timed = {"experiment": "speed", "models": [], "dtypes": [], "units": (10, "repeats")}
     item = replace(figure, made_by=(made("a" * 8, **drift), made("b" * 8, device="Maker Two", **drift),
                                     made("c" * 8, **timed)))
     assert note(item).split("; ")[1:4] == [
-        "drift: gpt, fp32 bf16, n = 77 texts", "speed: n = 10 repeats", f"rows {item.rows_hash}"
+        "drift: gpt, fp32 bf16, n = 77 sources", "speed: n = 10 repeats", f"rows {item.rows_hash}"
     ]
 
 

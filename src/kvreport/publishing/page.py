@@ -206,7 +206,7 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
 
 # What tells the independent units of an experiment's rows apart, and what a unit is called.
 _UNITS = {
-    "source": "texts", "item": "prompts", "architecture": "architectures", "repetition": "repetitions",
+    "source": "sources", "item": "prompts", "architecture": "architectures", "repetition": "repetitions",
     "repeat": "repeats",
 }
 

@@ -219,7 +219,7 @@ def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> str
     where = "; ".join(f"{', '.join(dtypes)} on the {processor}" for processor, dtypes in runs.items())
     model = next(iter(answers.values()))[1].about["models"][0]["name"]
     return (
-        "One bar per question: blue if all tokens are equal, else as high as the share before the first that differs. "
+        "One bar per question. Blue: all tokens are equal. Other heights: the share before the first difference. "
         f"{html.escape(model)}, greedy; {html.escape(where)}. "
         "Drift: difference of the logits over their spread, median over texts. "
         f'<a href="{top}chapters/07_prompt_reuse.html">The experiment</a>'
