@@ -233,7 +233,7 @@ def test_the_experiment_is_seen_at_first_sight_and_after_one_scroll_on_a_telepho
 # What people ask, the links that they follow from the front page, and what the answer says.
 QUESTIONS = {
     "I reused a prompt's cache in bf16 and the answer changed":
-        (["I reused a prompt"], "Rounding, if the ids are right and the dtype is bf16"),
+        (["I reused a prompt"], "Rounding, if the ids are right and the text stays in fp32"),
     "my static cache is slow on a T4": (["It is slow"], "it helps only where its steps get compiled"),
     "the cache of my own nanoGPT gets worse past its block_size":
         (["I wrote my own loop", "Continue past"], "begin a new cache with the last tokens"),
