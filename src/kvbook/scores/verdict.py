@@ -1,12 +1,12 @@
 """Rounding or fault: the one rule on two tables of log-probabilities, with controls as the yardstick.
 
-A control is a table of the same tokens by the same weights, in the rollout's dtype, in another shape and without reused
-state, such as one full pass in another batch size.  Whatever moves it is rounding.
+A control scores the same tokens with the same weights and the rollout's dtype, in another shape and without reused
+state: for example in one full pass of another batch size.  Whatever moves it is rounding.
 
-A gap is ``|Δ log p|`` of a token against the trainer.  Sequences are the independent units, never tokens, and both
-tables are treated alike: a sequence's gap is the mean over its tokens that moved at all, since what is equal in every
-digit ran the same kernel and tells nothing of rounding.  In 16 bits rounding either leaves a token alone or moves it by
-as much as any other rounding does, so even a control that moves few tokens gives the scale.
+A gap is ``|Δ log p|`` of a token against the trainer.  Sequences are the independent units, never tokens.  In both
+tables a sequence's gap is the mean over its tokens that moved at all: what is equal in every digit ran the same kernel,
+and tells nothing of rounding.  In 16 bits, rounding leaves a token alone or moves it by as much as any other rounding
+does.  So even a control that moves few tokens gives the scale.
 
 Exact
     No token moves.
@@ -20,8 +20,8 @@ Ratio
     The geometric mean over sequences of rollout's gap over controls' gap, with Student's 95 % interval.  Above `WITHIN`
     with its whole interval it is a fault, below it with its whole interval rounding, else nothing is decided.
 One side
-    The mean of Δ log p itself, over sequences, is more than half the controls' gap away from 0 with its whole interval,
-    and less than that in the controls: rounding has no side.
+    Rounding moves log-probabilities up as often as down.  Here the mean of Δ log p over sequences is further from 0
+    than half the controls' gap, with its whole interval, and in the controls it is not.
 Few
     Where controls move some tokens, of fewer than four sequences, a mean gap of more than `FAR` times their largest is
     a fault; nothing else is decided.
