@@ -92,11 +92,18 @@ def _read(source: str) -> _Source:
     """Parse a source file, once for each content: a book asks for the same hundred files at every chapter."""
     tree = ast.parse(source)
     imports: list[ast.Import | ast.ImportFrom] = []
-    for node in ast.walk(tree):
+    # Statements alone: expressions, which are most of a tree, hold no import and no docstring.
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
+        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inner = getattr(node, field, None)
+            # A conditional expression and a lambda have a body too: one expression, no list.
+            waiting += inner if isinstance(inner, list) else []
     # No comments, no docstrings, no layout.
     return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
 
