@@ -237,7 +237,8 @@ PROMPTS = replace(TEXTS, name="prompts", rows="first_divergence")
 WRITTEN = replace(TEXTS, name="tokens written", rows="texts", estimate=counted(lambda texts: texts["written"].iloc[0]))
 LONG_TEXTS = replace(TEXTS, name="long texts", rows="drift_by_position")
 LONGEST = replace(LONG_TEXTS, name="their tokens", estimate=counted(lambda rows: rows["read_to"].max() + 1))
-POSITION_TEXTS = replace(LONG_TEXTS, rows="by position", by=("dtype", "bin"))
+# Files, of which a few were cut twice.
+POSITION_TEXTS = replace(LONG_TEXTS, rows="by position", by=("dtype", "bin"), estimate=distinct("source"))
 DEEPEST = replace(POSITION_TEXTS, name="tokens of the longest", by=(), estimate=counted(lambda of: of["length"].max()))
 PAIRS = replace(TEXTS, name="pairs of texts that diverged", rows="after_divergence", by=("dtype",))
 
