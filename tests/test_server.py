@@ -240,7 +240,7 @@ def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by
     verdicts = []
     for fault in ("", "positions off by one"):
         with serving.serving(serving.Engine(model, tokenizer, fault=fault)) as server:
-            # Each of eight requests at once waits for those before it: on a busy machine, for more than a minute.
+            # Eight requests at once wait for each other; on a busy machine this once could not tell.
             found = checked(server, (16,), timeout=600)
             verdicts.append((found.verdict, found.why))
     assert [verdict for verdict, _ in verdicts] == ["rounding", "fault"], verdicts
