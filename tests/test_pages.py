@@ -219,7 +219,7 @@ def test_the_front_pages_experiment_is_chosen_from_with_a_keyboard_and_without_j
         reader.get_by_role("radio", name="a prompt cut after a space").focus()
         reader.keyboard.press("Space")
         assert case_shown(reader) == ("wrong", "float32")
-        assert reader.locator("details.door:visible").count() == 7
+        assert reader.locator("details.door:visible").count() == 8
 
 
 @pytest.mark.parametrize(("size", "screens"), [((1440, 900), 1), ((390, 844), 2)])
@@ -241,7 +241,7 @@ QUESTIONS = {
         (["vLLM, SGLang", "The same request"], "in 16 bits a near-tie can tip; a wrong cache does more"),
     "RL: trainer and rollout have other log-probabilities":
         (["an RL trainer", "My trainer"], "whether the logprobs differ by rounding or by a fault"),
-    "Mamba, fed in chunks, has other logits": (["The numbers changed"], "a second chunk begins with an empty state"),
+    "Mamba, fed in chunks, has other logits": (["Mamba, Jamba"], "a second chunk begins with an empty state"),
     # One that every build draws from recorded rows: those of an own run have no entry of the book's.
     "how do I cite a figure, say Fig. 12.1?": (["All figures", "Fig. 12.1"], "@misc{"),
 }
