@@ -1,8 +1,8 @@
 """`make bench`: ratios are those of the measured times, an interrupted bench goes on, and targets are judged by it."""
 
 import itertools
+import pkgutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +15,8 @@ from test_static_cache import TIMES, made_rows
 
 from kvbook import paths
 from kvbook.runs import records
+from kvreport.benchmarks import apart, results, switch, turns
 from kvreport.benchmarks import ratios as bench
-from kvreport.benchmarks import results, switch, turns
 from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.site import speed
@@ -56,8 +56,9 @@ def made_up(monkeypatch, runs, llama_folder):
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
     monkeypatch.setattr(switch, "_BEYOND", {name: shape | small for name, shape in switch._BEYOND.items()})
     monkeypatch.setattr(bench.checks, "check", lambda asked: None)
-    monkeypatch.setattr(bench.budget, "of_calls", lambda parts: nullcontext(dict.fromkeys(parts, 1.0)))
-    monkeypatch.setattr(bench, "_quietly", lambda command: None)
+    done = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(bench.apart, "timed", lambda command, **_: ({"passes": 3.0, apart.REST: 1.0}, done))
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=lambda command, **_: done))
     return asked
 
 
@@ -75,7 +76,7 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     run = bench.BENCH.run(settings)
     assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
     rows = run.rows.set_index("what")
-    assert len(rows) == 48
+    assert len(rows) == 47
     drift = rows.filter(like="drift", axis=0)
     assert len(drift) == 2
     assert (drift[["lowest", "ratio", "highest"]] == 3).all(axis=None)
@@ -99,6 +100,7 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     share = rows.loc["its share of the memory bandwidth", "ratio"]
     assert rows.loc["step in one call, a token, bfloat16", "ratio"] == pytest.approx(4)
     assert rows.loc["step in one call's share of the memory bandwidth", "ratio"] == pytest.approx(0.9)
+    assert rows.loc["kvbook check: passes", ["ratio", "seconds"]].tolist() == pytest.approx([4 / 3, 3])
     # The text is shorter here; the book is built and its tests are run only where that is asked for.
     asked_for = ("book", "make test")
     aimed_at = {target.what.replace("128", "16") for target in results.TARGETS if not target.what.startswith(asked_for)}
@@ -106,17 +108,48 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     assert share == pytest.approx(2 * 134.5e6 / 50e9 / 0.008, rel=0.05)
 
 
-def test_time_is_counted_to_the_functions_that_took_it_and_they_are_left_as_they_were(monkeypatch):
-    clock = itertools.accumulate((0, 3, 0, 4, 0, 5))
-    monkeypatch.setattr(bench.budget.time, "perf_counter", lambda: next(clock))
-    owner = SimpleNamespace(load=lambda name: name, judge=lambda: 1 / 0)
-    load = owner.load
-    with bench.budget.of_calls({"weights": (owner, "load"), "judging": (owner, "judge")}) as seconds:
-        assert [owner.load("a"), owner.load("b")] == ["a", "b"]
+def load(name: str) -> str:
+    return name
+
+
+def judge() -> float:
+    return len(load("c")) / 0
+
+
+def test_time_is_counted_to_the_innermost_function_and_they_are_left_as_they_were(monkeypatch):
+    here, before = sys.modules[__name__], load
+    clock = itertools.accumulate((0, 3, 0, 4, 0, 1, 2, 5))
+    monkeypatch.setattr(apart.time, "perf_counter", lambda: next(clock))
+    with apart.of_calls({"weights": f"{__name__}:load", "judging": f"{__name__}:judge"}) as seconds:
+        assert [here.load("a"), here.load("b")] == ["a", "b"]
         with pytest.raises(ZeroDivisionError):
-            owner.judge()
-    assert seconds == {"weights": 7, "judging": 5}
-    assert owner.load is load
+            here.judge()
+    # Of the eight seconds of `judge`, two are those of the function that it calls.
+    assert seconds == {"weights": 9, "judging": 6}
+    assert here.load is before
+
+
+@pytest.mark.slow
+def test_a_command_is_taken_apart_into_its_imports_its_functions_and_a_small_rest(llama_folder, tmp_path):
+    seconds, done = apart.timed(["check", str(llama_folder)], capture_output=True, text=True)
+    assert (done.returncode, "verdict   rounding" in done.stdout) == (0, True)
+    parts = apart.COMMANDS["check"]
+    assert list(seconds) == [*parts.imports, *(part for part in seconds if part in parts.calls), apart.REST]
+    assert set(parts.calls) <= set(seconds)
+    assert all(taken > 0 for taken in seconds.values())
+    assert seconds[apart.REST] < sum(seconds.values()) / 2
+    # Control: a command that fails says so, and its time is told all the same.
+    seconds, done = apart.timed(["check", str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.startswith("kvbook: ")) == (2, True)
+    assert set(parts.imports) <= set(seconds)
+
+
+def test_the_functions_that_a_command_is_taken_apart_into_are_there():
+    for parts in apart.COMMANDS.values():
+        for name in parts.calls.values():
+            assert callable(pkgutil.resolve_name(name))
+        with pytest.raises(AttributeError):
+            pkgutil.resolve_name(f"{name}_of_another_release")
 
 
 def test_a_bench_measures_at_its_own_hour_and_an_interrupted_one_goes_on_after_its_last_part(
@@ -148,7 +181,8 @@ def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tm
     monkeypatch.setattr(paths, "ROOT", root)
     found_executed, statuses = [], iter((0, 0, 0, 2))
 
-    def build(_command, cwd, env, **_):
+    def build(command, cwd, env, **_):
+        Path(command[3]).write_text('{"figures numbered": 1}')
         assert (env["KVBOOK_ROOT"], env["PROFILE"]) == (str(cwd), "few")
         # A page shows code.
         assert (cwd / "src" / "shown.py").is_file()
@@ -159,13 +193,15 @@ def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tm
         return SimpleNamespace(returncode=next(statuses))
 
     monkeypatch.setattr(bench.subprocess, "run", build)
-    clock = itertools.accumulate((0, 30, 0, 2, 0, 10, 0))
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    clock = itertools.accumulate((0, 30, 0, 2, 0, 10, 0, 1))
+    monkeypatch.setattr(apart.time, "perf_counter", lambda: next(clock))
     before = sorted(root.rglob("*"))
     asked = settings.model_copy(update={"book": True, "profile": "few"})
-    cold, chapter, warm, one = bench._book(asked)
+    cold, chapter, warm, numbered, rest, one = bench._book(asked)
     assert found_executed == [False, 1, 0]
     assert (cold["seconds"], chapter["seconds"], warm["ratio"], one["ratio"]) == (30, 12, 15, 3)
+    assert numbered["what"] == "book, nothing to do (few): figures numbered"
+    assert (numbered["seconds"], rest["seconds"]) == (1, 1)
     assert sorted(root.rglob("*")) == before
     assert "cannot be built" in refusal(lambda: list(bench._book(asked)))
     assert list(bench._book(settings)) == []
@@ -256,6 +292,8 @@ def test_a_target_in_seconds_is_judged_by_seconds(seconds, said):
     assert table.loc[target.what, "a"] == said
 
 
-def test_a_command_that_fails_while_it_is_timed_is_an_error():
-    bench._quietly([sys.executable, "-c", "pass"])
-    assert "no such file" in refusal(bench._quietly, [sys.executable, "-c", "raise SystemExit('no such file')"])
+def test_a_command_that_fails_while_it_is_timed_is_an_error(made_up, settings, monkeypatch):
+    assert list(bench._check(settings))
+    done = SimpleNamespace(returncode=2, stderr="no such file\n")
+    monkeypatch.setattr(bench.apart, "timed", lambda command, **_: ({}, done))
+    assert "no such file" in refusal(lambda: list(bench._check(settings)))

@@ -14,7 +14,7 @@ import papermill
 import pytest
 from refusing import refusal
 
-from kvbook import paths
+from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.runs import records
 from kvreport import commands
@@ -222,3 +222,29 @@ def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains
     # Control: the default build asks for nothing of the kind where the model has not been fetched.
     monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": None})
     assert "package" not in {chapter.values().get("weights") for chapter in planning.plan()}
+
+
+def test_what_was_read_in_a_source_is_kept_for_later_processes_but_not_half_a_line(tmp_path, monkeypatch):
+    kept, parsed = tmp_path / "sources.jsonl", []
+
+    def ask(source: str) -> tuple[set[str], fingerprint._Source]:
+        fingerprint._read.cache_clear()
+        fingerprint._read_before.cache_clear()
+        return fingerprint.imports_of(source, "kvbook.models.corpus"), fingerprint._read(source)
+
+    parse = fingerprint._parsed
+    monkeypatch.setattr(fingerprint, "_READ", kept)
+    monkeypatch.setattr(fingerprint, "_parsed", lambda source: parsed.append(source) or parse(source))
+    source = "import json\nfrom . import sources\nfrom kvbook.errors import UserError\n"
+    first = ask(source)
+    assert first[0] == {"kvbook.errors", "kvbook.models", "kvbook.models.sources"}
+    assert ask(source) == first
+    assert parsed == [source]
+    # Controls: other content is read itself, and so is all of what a killed process has left half a line of.
+    assert ask(f"{source}x = 1\n")[1].sha256 != first[1].sha256
+    kept.write_text(kept.read_text("utf-8")[:40], "utf-8")
+    assert ask(source) == first
+    assert parsed == [source, f"{source}x = 1\n", source]
+    # Where nothing can be written, everything is parsed.
+    monkeypatch.setattr(fingerprint, "_READ", tmp_path / "no folder" / "sources.jsonl")
+    assert ask(source) == first

@@ -7,13 +7,19 @@ import ast
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from kvbook import paths
 
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # The packages whose source is followed, each with its folder; a package that brings experiments of its own adds itself.
 PACKAGES = {"kvbook": Path(__file__).resolve().parent}
+# What was read in source files, a line for each content, for processes that come later: parsing takes seconds.
+_READ = paths.BUILD / "sources.jsonl"
 
 
 def of_values(values: Any) -> str:
@@ -40,24 +46,22 @@ def _of_file_as_it_is(path: Path, size: int, changed: int) -> str:  # noqa: ARG0
 
 def _file_of(module: str) -> Path | None:
     package, *names = module.split(".")
-    if package not in PACKAGES:
-        return None
-    base = PACKAGES[package].joinpath(*names)
+    return _source_at(PACKAGES[package].joinpath(*names)) if package in PACKAGES else None
+
+
+@functools.cache
+def _source_at(base: Path) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
 def imports_of(source: str, module: str = "") -> set[str]:
     """List the modules of `PACKAGES` that a piece of source imports, wherever in it the import stands."""
     found: set[str] = set()
-    for node in _read(source).imports:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            parents = module.split(".")[: -node.level] if node.level else []
-            base = ".".join([*parents, node.module or ""]).rstrip(".")
-            # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        found |= {name for name in names if _file_of(name)}
+    for level, base, names in _read(source).imports:
+        parents = module.split(".")[:-level] if level else []
+        base = ".".join([*parents, base]).strip(".")
+        # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
+        found |= {name for name in (base, *(f"{base}.{name}".strip(".") for name in names)) if _file_of(name)}
     return found
 
 
@@ -81,23 +85,46 @@ def _imported_by(module: str) -> frozenset[str]:
 
 
 class _Source(NamedTuple):
-    """What is asked of a source file: its imports, and the hash of what runs."""
+    """What is asked of a source file: its imports, as level, module and names, and the hash of what runs."""
 
-    imports: list[ast.Import | ast.ImportFrom]
+    imports: list[tuple[int, str, list[str]]]
     sha256: str
 
 
 @functools.cache
 def _read(source: str) -> _Source:
     """Parse a source file, once for each content: a book asks for the same hundred files at every chapter."""
+    key = of_values([sys.version_info[:2], source])
+    if (found := _read_before().get(key)) is None:
+        found = _parsed(source)
+        with suppress(OSError), _READ.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([key, *found]) + "\n")
+    return found
+
+
+@functools.cache
+def _read_before() -> dict[str, _Source]:
+    found = {}
+    with suppress(OSError):
+        for line in _READ.read_text("utf-8", "replace").splitlines():
+            # What a process that was killed has left of a line is no JSON.
+            with suppress(ValueError):
+                key, imports, sha256 = json.loads(line)
+                found[key] = _Source([tuple(one) for one in imports], sha256)
+    return found
+
+
+def _parsed(source: str) -> _Source:
     tree = ast.parse(source)
-    imports: list[ast.Import | ast.ImportFrom] = []
+    imports: list[tuple[int, str, list[str]]] = []
     # Statements alone: expressions, which are most of a tree, hold no import and no docstring.
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imports.append(node)
+        if isinstance(node, ast.Import):
+            imports.append((0, "", [alias.name for alias in node.names]))
+        elif isinstance(node, ast.ImportFrom):
+            imports.append((node.level, node.module or "", [alias.name for alias in node.names]))
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
         for field in ("body", "orelse", "handlers", "finalbody", "cases"):

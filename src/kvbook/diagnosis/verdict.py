@@ -34,7 +34,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy import special
+import scipy
 
 from kvbook.measuring import estimates as fits
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -103,7 +103,7 @@ def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     # With two points the line goes through both, and the fit knows no error.
     (found, _), scatter = np.polyfit(x, y, 1, cov=True) if len(used) > 2 else (np.polyfit(x, y, 1), np.zeros((2, 2)))
     error = np.hypot(max(np.sqrt(scatter[0, 0]), SCATTER / spread), _resampled(table[used], roundoffs, seed))
-    half = special.ndtri((1 + fits.CONFIDENCE) / 2) * error
+    half = scipy.special.ndtri((1 + fits.CONFIDENCE) / 2) * error
     return fits.Estimate(float(found), float(found - half), float(found + half))
 
 

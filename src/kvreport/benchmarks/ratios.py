@@ -31,7 +31,7 @@ from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.benchmarks import budget, switch
+from kvreport.benchmarks import apart, switch
 from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
 from kvreport.benchmarks.turns import BenchSettings, Rows, by_turns, random_model, row, timer
 from kvreport.chapters.layer_drift import by_layer as layer_drift
@@ -49,13 +49,9 @@ _SCORED = 128
 _CHECKS = 2
 # Files of tests that are named one by one.
 _SLOWEST = 12
-# What it is taken apart into.
-_PARTS_OF_CHECK = {
-    "weights": (loading, "load"), "passes": (checks._Measured, "_rows_of"), "judging": (checks._Measured, "judged"),
-}
-# The check as a command, on weights of the package, and what any program with a model imports.
+# Of which model, and what any program with a model imports.
 _MODEL = ("smollm2", "--weights", "package")
-_IMPORTS = "import torch, transformers; transformers.AutoModelForCausalLM"
+_IMPORTS = "import torch, transformers; transformers.LlamaForCausalLM"
 
 
 def documented_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> list[float]:
@@ -151,32 +147,36 @@ def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
 
 
 def _check(settings: BenchSettings) -> Rows:
-    """Compare a whole check, imports apart, with one full pass of one of its texts."""
+    """Compare a check with one full pass of one of its texts, and the command with its imports; take that apart."""
     name, _, weights = _MODEL
     asked = CheckSettings.checked(model=name, weights=weights, device=settings.device)
     model, ids = random_model(settings, asked.n_tokens, dtype="float32")
     one_pass = timer(model.device, torch.inference_mode()(lambda: model(ids, use_cache=False)))
-    what, whole, apart = f"one full pass of {asked.n_tokens} tokens, float32", "kvbook check, imports apart", []
-
-    def check() -> None:
-        start = time.perf_counter()
-        with budget.of_calls(_PARTS_OF_CHECK) as seconds:
-            checks.check(asked)
-        apart.append(seconds | {whole: time.perf_counter() - start})
-
-    yield by_turns(what, one_pass, whole, timer(model.device, check), _CHECKS)
-    for part in _PARTS_OF_CHECK:
-        yield row(f"kvbook check: {part}", whole, *([turn[of] for turn in apart[1:]] for of in (part, whole)))
-    command, imports = ([sys.executable, *of] for of in (["-m", "kvbook", "check", *_MODEL], ["-c", _IMPORTS]))
-    ours, theirs = (timer(model.device, partial(_quietly, of)) for of in (command, imports))
-    yield by_turns("kvbook check of the 135 M model, imports included", ours, "imports alone", theirs, _CHECKS)
-
-
-def _quietly(command: list[str]) -> None:
+    what = f"one full pass of {asked.n_tokens} tokens, float32"
+    whole = timer(model.device, partial(checks.check, asked))
+    yield by_turns(what, one_pass, "kvbook check, imports apart", whole, _CHECKS)
     # The bench itself has kept all cores busy, for which a check would leave one of them free.
-    all_cores = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    if (done := subprocess.run(command, check=False, capture_output=True, text=True, env=all_cores)).returncode:
-        raise UserError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    all_cores, turns = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}, []
+
+    def command() -> None:
+        seconds, done = apart.timed(["check", *_MODEL], capture_output=True, text=True, env=all_cores)
+        if done.returncode:
+            raise UserError(f"kvbook check {' '.join(_MODEL)}: {done.stderr.strip()}")
+        turns.append(seconds)
+
+    def imports() -> None:
+        subprocess.run([sys.executable, "-c", _IMPORTS], check=True, env=all_cores)
+
+    ours, theirs = (timer(model.device, of) for of in (command, imports))
+    what = "kvbook check of the 135 M model, imports included"
+    yield by_turns(what, ours, "imports alone", theirs, _CHECKS)
+    yield from _named("kvbook check", what, turns[1:])
+
+
+def _named(command: str, whole: str, turns: list[dict[str, float]]) -> Rows:
+    """Name the parts of a command's time, which add up to the whole."""
+    for part in turns[0]:
+        yield row(f"{command}: {part}", whole, [turn[part] for turn in turns], [sum(turn.values()) for turn in turns])
 
 
 def _book(settings: BenchSettings) -> Rows:
@@ -189,27 +189,29 @@ def _book(settings: BenchSettings) -> Rows:
         if (models := unpacked.models_folder()).is_dir():
             # Fetching the trained model is part of the installation.
             shutil.copytree(models, root / "_build" / models.name)
-        cold = _seconds_to_build(root, settings.profile)
+        cold = sum(_built(root, settings.profile).values())
         executed = sorted((root / "_build" / "executed").glob("*.ipynb"))
         took = {chapter.stem: run_of(chapter)["duration_s"] for chapter in executed}
-        warm = _seconds_to_build(root, settings.profile)
+        named = _built(root, settings.profile)
         executed[0].unlink()
-        one = _seconds_to_build(root, settings.profile)
+        one = sum(_built(root, settings.profile).values())
+    warm, nothing = sum(named.values()), f"book, nothing to do ({settings.profile})"
     whole = f"book from nothing ({settings.profile})"
     yield row(whole, "nothing to do", [cold], [warm])
     for stem, seconds in took.items():
         yield row(f"{whole}: chapter {stem}", "the whole", [seconds], [cold])
-    yield row(f"book, nothing to do ({settings.profile})", "from nothing", [warm], [cold])
+    yield row(nothing, "from nothing", [warm], [cold])
+    yield from _named(nothing, "the whole", [named])
     yield row(f"book, chapter {executed[0].stem} to execute ({settings.profile})", "from nothing", [one], [cold])
 
 
-def _seconds_to_build(root: Path, profile: str) -> float:
+def _built(root: Path, profile: str) -> dict[str, float]:
+    """Build a book; return the seconds of the build's parts."""
     environment = os.environ | {"KVBOOK_ROOT": str(root), "KVBOOK_BUILD": str(root / "_build"), "PROFILE": profile}
-    start = time.perf_counter()
-    command = [sys.executable, "-m", "kvbook", "build"]
-    if subprocess.run(command, cwd=root, env=environment, check=False, stdout=sys.stderr).returncode:
+    seconds, done = apart.timed(["build"], cwd=root, env=environment, stdout=sys.stderr)
+    if done.returncode:
         raise UserError("the book cannot be built, so its time cannot be measured: see above, or leave --book out")
-    return time.perf_counter() - start
+    return seconds
 
 
 def _tests(settings: BenchSettings) -> Rows:
