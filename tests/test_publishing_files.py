@@ -5,13 +5,14 @@ import tomllib
 
 import yaml
 
-from kvbook import paths
+from kvbook import __version__, paths
 from kvbook.__main__ import app
 from kvbook.paths import ROOT
 from kvreport.site import running
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
 RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+PROJECTS = ("pyproject.toml", "src/kvreport/pyproject.toml")
 EXAMPLE = yaml.safe_load((ROOT / "examples" / "kvbook-check.yml").read_text("utf-8"))
 
 
@@ -52,6 +53,12 @@ def test_classifiers_name_the_pythons_that_the_versions_workflow_tries():
     tried = yaml.safe_load((ROOT / ".github" / "workflows" / "versions.yml").read_text("utf-8"))
     assert named == set(tried["jobs"]["check"]["strategy"]["matrix"]["python"])
     assert {"gguf", "plot", "quantization"} <= set(project["optional-dependencies"])
+
+
+def test_both_packages_and_the_citation_name_one_version():
+    projects = (tomllib.loads((ROOT / file).read_text("utf-8"))["project"] for file in PROJECTS)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"]
+    assert {cited, *(project["version"] for project in projects)} == {__version__}
 
 
 def test_the_page_and_its_cells_for_colab_give_the_address_that_the_citation_file_names(tmp_path, monkeypatch):

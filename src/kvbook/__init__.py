@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Where what a user imports from here really is: torch and transformers take seconds to import, and only these need
 # them.
