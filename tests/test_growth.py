@@ -12,7 +12,7 @@ from kvbook import progress
 from kvbook.measuring import memory
 from kvbook.models import corpus
 from kvbook.runs import records
-from kvreport.benchmarks import budget, growing, growth, results
+from kvreport.benchmarks import apart, budget, growing, growth, results
 from kvreport.site import speed
 
 SIZES = (10, 100, 1000)
@@ -123,7 +123,7 @@ def test_memory_does_not_grow_with_the_number_of_samples_and_control_kept_rows_w
 def clock(monkeypatch):
     """Replace the clock by one that modules move on."""
     made = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(budget.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(apart.time, "perf_counter", lambda: made.now)
     return made
 
 
