@@ -1,3 +1,4 @@
+# Given: model, whose forward takes (idx, cache, held) and returns (logits, cache)
 import torch
 
 

@@ -13,7 +13,7 @@ from refusing import refusal
 from small_models import small_llama
 
 from kvbook import paths
-from kvbook.server import check, client, judging
+from kvbook.server import check, client, judging, prompts
 from kvbook.server.outcome import Outcome
 
 SCHEMA = paths.DATA / "check" / "server_schema.json"
@@ -231,16 +231,19 @@ def test_of_several_models_one_must_be_named(engine, monkeypatch):
         assert "2 models (one, two)" in refusal(checked, server)
 
 
-def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by_one_is_a_fault(real_model):
+def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by_one_is_a_fault(
+    real_model, monkeypatch
+):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert os.environ["OMP_NUM_THREADS"] == "1"
+    # After some first lines the answer has other tokens within a prompt: then no control moves, and it cannot tell.
+    monkeypatch.setattr(prompts, "opening", lambda: " ".join(("", *prompts.WORDS[:3])))
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
     verdicts = []
     for fault in ("", "positions off by one"):
         with serving.serving(serving.Engine(model, tokenizer, fault=fault)) as server:
-            # Eight requests at once wait for each other; on a busy machine this once could not tell.
             found = checked(server, (16,), timeout=600)
             verdicts.append((found.verdict, found.why))
     assert [verdict for verdict, _ in verdicts] == ["rounding", "fault"], verdicts
