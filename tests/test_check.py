@@ -102,10 +102,10 @@ def test_threads_are_chosen_before_torch_begins_and_never_against_the_user(monke
     environment = {}
     cores.settle(environment)
     assert environment["OMP_NUM_THREADS"] == "1"
-    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert (environment["OMP_WAIT_POLICY"], environment["GOMP_SPINCOUNT"]) == ("PASSIVE", "10000")
     own = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     cores.settle(own)
-    assert (own["OMP_NUM_THREADS"], own["OMP_WAIT_POLICY"]) == ("7", "ACTIVE")
+    assert own == {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
 
 
 # What is said meanwhile.
