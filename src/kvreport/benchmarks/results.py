@@ -65,6 +65,8 @@ def latest(experiment: str = EXPERIMENT) -> dict[str, records.Run]:
 
 
 def _ratio(row: Any) -> str:
+    if row.repeats == 1:
+        return f"{row.ratio:.2f}"
     # Only the ratio to `generate` has an interval; the others have the lowest and the highest of the turns.
     between = ", " if row.against == "generate" else " to "
     return f"{row.ratio:.2f} [{row.lowest:.2f}{between}{row.highest:.2f}]"
