@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from kvbook import garbage
+
 REST = "the rest"
 
 
 class Parts(NamedTuple):
     """Modules that a command imports, in this order, and functions that it calls; time counts to the innermost.
 
-    `first` is what it calls before any import.
+    `first` is what it calls before any of these imports, if anything.
     """
 
     imports: dict[str, tuple[str, ...]]
     calls: dict[str, str]
-    first: str = "kvbook.garbage:look_less_often"
+    first: str = ""
 
 
 COMMANDS = {
@@ -121,7 +123,9 @@ def of_calls(parts: dict[str, str]) -> Iterator[dict[str, float]]:
 def main(written: str, *command: str) -> None:
     """Run a command in this process, and write the seconds of its parts to a file."""
     parts, seconds = COMMANDS[command[0]], {}
-    pkgutil.resolve_name(parts.first)()
+    garbage.look_less_often()
+    if parts.first:
+        pkgutil.resolve_name(parts.first)()
     for part, modules in parts.imports.items():
         start = time.perf_counter()
         for module in modules:
