@@ -2,6 +2,7 @@
 import torch
 
 
+@torch.no_grad()
 def generate(model, idx, max_new_tokens, block_size):
     cache, held = None, 0  # held: how many tokens the cache has
     for _ in range(max_new_tokens):

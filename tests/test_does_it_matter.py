@@ -25,6 +25,7 @@ from kvreport.chapters.does_it_matter import (
     long_contexts,
     measures,
     quantized_caches,
+    sliding_windows,
     tables,
     teacher_forced,
     usage_factorial,
@@ -241,7 +242,12 @@ def test_long_texts_are_of_different_files_and_no_longer_than_the_context(settin
 
 
 def test_rows_of_a_long_text_are_what_the_models_own_logits_give_in_bins_that_leave_nothing_out(settings, subject):
-    rows = long_contexts.EXPERIMENT.run(settings).rows.query("dtype == 'float32' and sample == 2")
+    both = long_contexts.EXPERIMENT.run(settings).rows.query("dtype == 'float32' and sample == 2")
+    rows, static = (both[both["way"] == way] for way in named.LONG_WAYS)
+    assert static[["bin", "kl_full", "error_full"]].to_numpy() == pytest.approx(
+        rows[["bin", "kl_full", "error_full"]].to_numpy()
+    )
+    assert static["error"].to_numpy() == pytest.approx(rows["error"].to_numpy(), rel=0.5)
     assert rows["read_from"].tolist() == [12, *rows["read_to"].iloc[:-1]]
     assert rows["read_to"].iloc[-1] == 47
     model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
@@ -274,9 +280,50 @@ def test_control_positions_one_late_on_a_cache_are_far_from_fp64_to_the_end_of_a
     monkeypatch.setattr(body, "forward", late)
     model = subject.baseline.model
     rows = pd.DataFrame(long_contexts.follow(model, fp64_reference.in_double_precision(model), text))
-    assert len(rows) == 4
+    assert rows["way"].value_counts().to_dict() == dict.fromkeys(named.LONG_WAYS, 4)
     assert (rows["error"] > 1000 * rows["error_full"]).all()
     assert (rows["kl"] > 1e-5).all()
+
+
+def test_each_way_past_a_window_scores_what_a_model_says_that_sees_those_tokens(settings, subject):
+    model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
+    rows = pd.DataFrame(sliding_windows.follow(model, text))
+    losses = {way: of.set_index("read_from")["nll"] for way, of in rows.groupby("way")}
+    # 48 tokens: four pieces of 6 to a window.
+    ids, targets = text[:, :-1], text[0, 1:]
+    seen = {place: ids[:, (place // 6 - 3) * 6 : place + 1] for place in range(24, 47)}
+
+    def loss(logits, place):
+        return torch.nn.functional.cross_entropy(logits[0, -1:], targets[place : place + 1]).item()
+
+    anew = {place: loss(model(tokens).logits, place) for place, tokens in seen.items()}
+    whole = {place: loss(model(ids[:, : place + 1]).logits, place) for place in seen}
+    for way, expected in ((named.ANEW, anew), (named.WHOLE, whole)):
+        for begin, end in rows.query("way == @way")[["read_from", "read_to"]].itertuples(index=False):
+            mean = sum(expected[place] for place in range(begin, end)) / (end - begin)
+            assert losses[way][begin] == pytest.approx(mean, rel=1e-4)
+    assert (rows.loc[rows["way"] == named.ANEW, "kl"] < 1e-9).all()
+    # Keys that were computed while older tokens were seen are others.
+    assert (rows.loc[rows["way"].isin(named.FORGETTING), "kl"] > 1e-7).all()
+
+
+def test_control_a_cache_that_forgets_nothing_reads_the_whole_text(settings, subject, monkeypatch):
+    model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
+    monkeypatch.setattr(sliding_windows, "_forget", lambda *_: None)
+    rows = pd.DataFrame(sliding_windows.follow(model, text)).set_index("way")
+    for way in named.FORGETTING:
+        assert rows.loc[way, "nll"].tolist() == pytest.approx(rows.loc[named.WHOLE, "nll"].tolist(), rel=1e-5)
+
+
+def test_a_cache_makes_room_by_dropping_what_stands_behind_its_first_tokens():
+    cache = transformers.DynamicCache()
+    keys = torch.arange(10.0)[None, None, :, None]
+    cache.update(keys, -keys, 0)
+    sliding_windows._forget(cache, 2, 7)
+    assert cache.layers[0].keys.flatten().tolist() == [0, 1, 5, 6, 7, 8, 9]
+    assert torch.equal(cache.layers[0].values, -cache.layers[0].keys)
+    sliding_windows._forget(cache, 2, 7)
+    assert cache.get_seq_length() == 7
 
 
 def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[writing.Step]:

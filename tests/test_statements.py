@@ -331,7 +331,7 @@ def test_a_run_agrees_differs_or_is_not_comparable():
 def test_a_tally_says_of_how_much_a_run_says_nothing():
     counts = Counter({"agrees": 75, "not comparable": 80, "not resolved": 33})
     assert sentences._tally(counts, "This run") == (
-        "This run can decide 75 of 188 statements. Of these 75 agree with the book and 0 differ. "
+        "This run can decide 75 of 188 statements: 75 agree with the book, and 0 differ. "
         "It cannot decide the others: 80 about another model or processor and 33 for which it has too few texts."
     )
 
@@ -442,7 +442,7 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     monkeypatch.setattr(evaluated, "own", lambda name, folders: own)
     text = said()
     assert f"[your run differs](#{sentences.table_of(planning.plan()[0].name)})" in text
-    assert "This run can decide 1 of 1 statements. Of these 0 agree with the book and 1 differs." in text
+    assert "This run can decide 1 of 1 statements: 0 agree with the book, and 1 differs." in text
     own["statements"]["grows"]["comparison"] = "agrees"
     assert "your run differs" not in said()
 

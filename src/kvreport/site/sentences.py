@@ -148,11 +148,11 @@ _SILENT = {
 def _tally(counts: Counter[str], run: str) -> str:
     """Say what a run decides of the statements, and why it says nothing of the others."""
     agree, differ = counts["agrees"], counts["differs"]
-    said = f"{run} can decide {agree + differ} of {counts.total()} statements."
+    said = f"{run} can decide {agree + differ} of {counts.total()} statements"
     if agree + differ:
-        said += f" Of these {agree} agree{'s' * (agree == 1)} with the book and {differ} differ{'s' * (differ == 1)}."
+        said += f": {agree} agree{'s' * (agree == 1)} with the book, and {differ} differ{'s' * (differ == 1)}"
     silent = [words.format(counts[outcome]) for outcome, words in _SILENT.items() if counts[outcome]]
-    return f"{said} It cannot decide the others: {wording.listed(silent)}." if silent else said
+    return f"{said}. It cannot decide the others: {wording.listed(silent)}." if silent else f"{said}."
 
 
 def outcomes(chapters: Iterable[Chapter]) -> str:

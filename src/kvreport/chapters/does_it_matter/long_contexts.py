@@ -1,10 +1,10 @@
-"""Texts as long as a model's context, in one pass and in pieces on a cache, both held against fp64 by position.
+"""Texts as long as a model's context, in one pass and in pieces on caches, all held against fp64 by position.
 
 Every piece has 256 tokens; what is read first is not scored.  Positions fall into half octaves, so that texts of all
 lengths meet in the first ones.  Of each at most 64 positions are scored, evenly spread: the output head reads those
 alone, and the logits of a whole text are never there.  The reference has the weights of the dtype under test.
 
-Rows, one a (model, dtype, sample, bin of positions): see ``data/README.md``.
+Rows, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from kvbook.models import corpus, loading, placement
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.work import Work
+from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.rows import PIECE
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
@@ -53,7 +54,7 @@ def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
 
 
 def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
-    """Read every text on both paths and in fp64."""
+    """Read every text without a cache, on caches and in fp64."""
     samples = texts(settings)
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
@@ -66,45 +67,48 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 
 
 def follow(model: PreTrainedModel, reference: PreTrainedModel, text: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """Hold both paths along one text against each other and the reference, bin by bin."""
+    """Hold each cached pass along one text against the one without a cache and the reference, bin by bin."""
     ids, targets = text[:, :-1], text[0, 1:]
-    n_tokens = ids.shape[1]
     piece = min(PIECE, text.shape[1] // 4)
-    n_bins = round(2 * math.log2(n_tokens / piece))
-    edges = [round(piece * 2 ** (place / 2)) for place in range(n_bins)] + [n_tokens]
     with torch.inference_mode():
         with widened(torch.float64):
-            true = _states(reference, ids)
-        full, cached = _states(model, ids), _states(model, ids, piece)
-        for place, (begin, end) in enumerate(itertools.pairwise(edges)):
-            at = torch.linspace(begin, end - 1, min(SCORED, end - begin), dtype=torch.float64).long()
-            whole, pieces = (model.get_output_embeddings()(states[at]) for states in (full, cached))
-            exact = reference.get_output_embeddings()(true[at])
-            drift, of_full, of_cached = (
-                predictions.compare(*pair, targets[at]) for pair in ((whole, pieces), (exact, whole), (exact, pieces))
-            )
-            errors = fp64_reference.errors(exact, whole, pieces, pooled=True)
-            yield {
-                "bin": place, "read_from": begin, "read_to": end, "n_tokens": len(at), "kl": drift.kl.mean().item(),
-                "kl_full": of_full.kl.mean().item(), "kl_cached": of_cached.kl.mean().item(),
-                "flips": int(drift.flip.sum()), "error_full": errors.first.item(), "error": errors.second.item(),
-                "drift": errors.apart.item(),
-            }
+            true = states(reference, ids)
+        full = states(model, ids)
+        for way, kind in named.LONG_WAYS.items():
+            cache = caches.make(kind, model.config, ids.shape[1])
+            cached = torch.cat([states(model, part, past_key_values=cache) for part in ids.split(piece, 1)])
+            for place, (begin, end, at) in enumerate(bins(piece, ids.shape[1])):
+                whole, pieces = (model.get_output_embeddings()(read[at]) for read in (full, cached))
+                exact = reference.get_output_embeddings()(true[at])
+                pairs = ((whole, pieces), (exact, whole), (exact, pieces))
+                drift, of_full, of_cached = (predictions.compare(*pair, targets[at]) for pair in pairs)
+                errors = fp64_reference.errors(exact, whole, pieces, pooled=True)
+                yield {
+                    "way": way, "bin": place, "read_from": begin, "read_to": end, "n_tokens": len(at),
+                    "kl": drift.kl.mean().item(), "kl_full": of_full.kl.mean().item(),
+                    "kl_cached": of_cached.kl.mean().item(), "flips": int(drift.flip.sum()),
+                    "error_full": errors.first.item(), "error": errors.second.item(), "drift": errors.apart.item(),
+                }
 
 
-def _states(model: PreTrainedModel, ids: torch.Tensor, piece: int | None = None) -> torch.Tensor:
-    """Return what the output head reads, of one pass without a cache or of pieces on one."""
-    if piece is None:
-        return model.base_model(ids, use_cache=False).last_hidden_state[0]
-    cache = caches.make("dynamic", model.config, ids.shape[1])
-    parts = (model.base_model(part, past_key_values=cache, use_cache=True) for part in ids.split(piece, 1))
-    return torch.cat([part.last_hidden_state[0] for part in parts])
+def bins(first: int, n_tokens: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Cut the positions behind the first ones into half octaves: where each begins and ends, and what is scored."""
+    n_bins = round(2 * math.log2(n_tokens / first))
+    edges = [round(first * 2 ** (place / 2)) for place in range(n_bins)] + [n_tokens]
+    for begin, end in itertools.pairwise(edges):
+        yield begin, end, torch.linspace(begin, end - 1, min(SCORED, end - begin), dtype=torch.float64).long()
+
+
+def states(model: PreTrainedModel, ids: torch.Tensor, **options) -> torch.Tensor:
+    """Return what the output head reads, one row a token fed."""
+    options.setdefault("use_cache", "past_key_values" in options)
+    return model.base_model(ids, **options).last_hidden_state[0]
 
 
 def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype, as passes over the longest text."""
     passes = sum(settings.text_lengths) / max(settings.text_lengths)
-    return Work(max(settings.text_lengths), 2 * passes, dtypes=settings.dtypes, in_fp64=passes)
+    return Work(max(settings.text_lengths), (1 + len(named.LONG_WAYS)) * passes, dtypes=settings.dtypes, in_fp64=passes)
 
 
 EXPERIMENT = Experiment(

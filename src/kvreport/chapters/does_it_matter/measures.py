@@ -215,6 +215,18 @@ CACHED_OVER_UNCACHED = replace(
     BY_POSITION, name="error of the cached pass against fp64, over that of the uncached one", form="{:.2f}",
     estimate=geometric_mean("ratio"),
 )
+STATIC_DRIFT = replace(
+    BY_POSITION, name="drift of a static cache's pass, over that of a dynamic one's", form="{:.2f}", rows="long ways",
+    by=("dtype", "way", "bin"), over=("way", named.DYNAMIC), estimate=ratio_of_means("drift"),
+).where(way=named.PREALLOCATED)
+# Past a window that slides along the same texts.
+WINDOW_LOSS = Measure(
+    "loss past the first window (nats a token)", "file", "dtype and way", "{:.2f}", rows="windows", by=("dtype", "way"),
+    estimate=mean("nll"),
+)
+EXCESS = replace(WINDOW_LOSS, name="loss above that of the window read anew (nats a token)", estimate=mean("excess"))
+FORGOTTEN, FIRST_KEPT = (EXCESS.where(way=way) for way in named.FORGETTING)
+WINDOW_KL = replace(WINDOW_LOSS, name="divergence from the window read anew (nats)", estimate=mean("kl"))
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
     rows="after", by=("dtype",), estimate=mean("kl_free"),

@@ -17,7 +17,7 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1,
-    "long_contexts": 1, "quantized_caches": 1,
+    "long_contexts": 1, "sliding_windows": 1, "quantized_caches": 1,
 }
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
@@ -126,8 +126,15 @@ LONG_AT_ONCE = 64
 LONG_CHUNKS = f"cache, {LONG_AT_ONCE} tokens at once"
 ALONG = (LONG_CHUNKS, KV_INT8, WEIGHTS_4)
 FIRST, LAST = "first quarter", "last quarter"
-# Tokens of a piece of the longest texts.
+# Tokens of a piece of the longest texts, and the caches on which they are read.
 PIECE = 256
+LONG_WAYS = {DYNAMIC: "dynamic", PREALLOCATED: "static"}
+# Pieces of a window that slides along them; of what a cache keeps, how many of the text's first tokens.
+PIECES = 4
+WHOLE, ANEW, OLDEST_DROPPED, FIRST_KEPT = (
+    "whole text", "window read anew", "cache, oldest dropped", "cache, oldest dropped but the first 4"
+)
+FORGETTING = {OLDEST_DROPPED: 0, FIRST_KEPT: 4}
 
 # Bins of the margin, in ulps: four to a power of ten.
 _BINS_A_DECADE = 4
@@ -257,6 +264,21 @@ def _differences(usual: pd.DataFrame, other: pd.DataFrame) -> Iterator[dict]:
         }
 
 
+def _long_ways(run: Run) -> pd.DataFrame:
+    rows = run.rows
+    # Runs of before the static cache name no way.
+    ways = rows["way"].fillna(DYNAMIC) if "way" in rows else DYNAMIC
+    return rows.assign(way=ways, ratio=rows["error"] / rows["error_full"])
+
+
+def _windows(run: Run) -> pd.DataFrame:
+    """Add to each loss what it is above that of the window read anew."""
+    unit = ["dtype", "sample", "bin"]
+    anew = run.rows[run.rows["way"] == ANEW].set_index(unit)["nll"].rename("nll_anew")
+    rows = run.rows.join(anew, on=unit)
+    return rows.assign(excess=rows["nll"] - rows["nll_anew"])
+
+
 def _places(run: Run) -> pd.DataFrame:
     """Return each bin of positions, and the first and the last quarter of them once more as a whole."""
     rows = run.rows
@@ -280,8 +302,8 @@ ROWS = {
         ("one change",),
     ),
     "places": Frame(_places, ("drift_by_position",)),
-    "by position": Frame(
-        lambda run: run.rows.assign(ratio=run.rows["error"] / run.rows["error_full"]), ("long_contexts",)
-    ),
+    "long ways": Frame(_long_ways, ("long_contexts",)),
+    "by position": Frame(lambda rows: rows[rows["way"] == DYNAMIC], ("long ways",)),
+    "windows": Frame(_windows, ("sliding_windows",)),
     "after": Frame(lambda run: run.rows[run.rows["offset"] > 0], ("after_divergence",)),
 }

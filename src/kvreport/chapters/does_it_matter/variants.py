@@ -116,6 +116,11 @@ def batched(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator
         yield from (Piece(first + row, 0, logits[row], hidden[row]) for row in range(len(some)))
 
 
+def positions(model: PreTrainedModel, places: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the option that tells a model where tokens stand; MPT counts from the query and takes none."""
+    return {} if model.config.model_type == "mpt" else {"position_ids": places}
+
+
 def left_padded(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
     """Read `BATCH` texts in one pass, each behind another number of padding tokens that the mask hides."""
     length = ids.shape[1]
@@ -129,9 +134,8 @@ def left_padded(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iter
             # too.
             padded[row, pad : pad + length] = full[row]
             mask[row, pad : pad + length] = 1
-        # MPT counts from the query and takes no positions; the others need those that the text has without padding.
-        mpt = model.config.model_type == "mpt"
-        places = {} if mpt else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+        # Those that the text has without padding.
+        places = positions(model, (mask.cumsum(-1) - 1).clamp(min=0))
         logits, hidden = read(model, padded, attention_mask=mask, use_cache=False, **places)
         for row in range(min(BATCH, len(ids) - first)):
             text = slice(PADS[row], PADS[row] + length)

@@ -1,0 +1,91 @@
+"""Texts longer than a window of tokens: the window read anew, and caches that forget their oldest tokens.
+
+A window has four pieces of 256 tokens, or half of a shorter text.  The tokens of a piece see each other and the pieces
+before them that the window holds.  Read anew, keys and values know of nothing outside the window; on a cache they were
+computed while older tokens were still seen.  A cache's positions are those in the text.
+
+Rows, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from kvbook.measuring import predictions
+from kvbook.runs import records
+from kvbook.runs.experiment import Experiment
+from kvbook.runs.work import Work
+from kvreport.chapters.does_it_matter import long_contexts, variants
+from kvreport.chapters.does_it_matter import rows as named
+from kvreport.chapters.does_it_matter.long_contexts import states
+from kvreport.chapters.does_it_matter.rows import PIECE, PIECES
+from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+
+
+def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    longest = len(long_contexts.texts(settings)[0].ids)
+    return variants.inputs(settings, longest, 1, longest)
+
+
+def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Read every text whole, in windows and on caches."""
+    samples = long_contexts.texts(settings)
+    for dtype in settings.dtypes:
+        subject = variants.Subject(settings, dtype)
+        units = {f"{dtype}|{sample.index}": sample for sample in samples}
+        for unit, sample in writer.pending(units, f"sliding windows, {dtype}: text"):
+            about = subject.about | {"sample": sample.index, "source": sample.source, "length": len(sample.ids)}
+            writer.append(unit, [about | row for row in follow(subject.baseline.model, subject.tensor([sample.ids]))])
+
+
+def follow(model: PreTrainedModel, text: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Score one text past its first window in every way, each held against the window that is read anew."""
+    ids, targets = text[:, :-1], text[0, 1:]
+    piece = min(PIECE, text.shape[1] // (2 * PIECES))
+    window = PIECES * piece
+    with torch.inference_mode():
+        read = {named.WHOLE: states(model, ids)}
+        read |= {way: _kept(model, ids, piece, first) for way, first in named.FORGETTING.items()}
+        ends = range(window + piece, len(targets) + piece, piece)
+        anew = (states(model, ids[:, end - window : end])[window - piece :] for end in ends)
+        read[named.ANEW] = torch.cat([states(model, ids[:, :window]), *anew])
+        for place, (begin, end, at) in enumerate(long_contexts.bins(window, len(targets))):
+            logits = {way: model.get_output_embeddings()(found[at]) for way, found in read.items()}
+            for way, others in logits.items():
+                found = predictions.compare(logits[named.ANEW], others, targets[at])
+                yield {
+                    "way": way, "bin": place, "read_from": begin, "read_to": end, "n_tokens": len(at),
+                    "kl": found.kl.mean().item(), "nll": (found.nll - found.dlogp).mean().item(),
+                }
+
+
+def _kept(model: PreTrainedModel, ids: torch.Tensor, piece: int, first: int) -> torch.Tensor:
+    """Read a text on a cache that makes room for each piece: it keeps the first tokens and the last ones."""
+    cache, found = DynamicCache(config=model.config), []
+    for places in torch.arange(ids.shape[1], device=ids.device)[None].split(piece, 1):
+        _forget(cache, first, (PIECES - 1) * piece)
+        found.append(states(model, ids[:, places[0]], past_key_values=cache, **variants.positions(model, places)))
+    return torch.cat(found)
+
+
+def _forget(cache: Cache, first: int, n_tokens: int) -> None:
+    if (over := cache.get_seq_length() - n_tokens) > 0:
+        for layer in cache.layers:
+            layer.keys, layer.values = (
+                torch.cat([of[:, :, :first], of[:, :, first + over :]], 2) for of in (layer.keys, layer.values)
+            )
+
+
+def work(settings: DoesItMatterSettings) -> Work:
+    """Count the passes of each model in each dtype, as passes over the longest text."""
+    passes = sum(settings.text_lengths) / max(settings.text_lengths)
+    # Each piece but the first ones is read with the window before it.
+    return Work(max(settings.text_lengths), (1 + len(named.FORGETTING) + PIECES) * passes, dtypes=settings.dtypes)
+
+
+EXPERIMENT = Experiment(
+    "sliding_windows", DoesItMatterSettings, inputs, measure, fields=long_contexts.EXPERIMENT.fields, work=work
+)
