@@ -8,8 +8,8 @@ def generate(model, idx, max_new_tokens, block_size):
     for _ in range(max_new_tokens):
         idx_cond = idx[:, -1:]  # only the new token
         if held in (0, block_size):  # empty or full: refill, later with half a block
-            cache, idx_cond = None, idx[:, -(block_size // 2 if held else block_size) :]
-            held = 0
+            kept = block_size // 2 if held else block_size
+            cache, held, idx_cond = None, 0, idx[:, -kept:]
         # in forward: pos = torch.arange(held, held + t, device=idx.device)
         logits, cache = model(idx_cond, cache, held)
         held += idx_cond.size(1)

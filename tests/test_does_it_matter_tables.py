@@ -104,7 +104,7 @@ def test_growth_of_what_grows_in_proportion_is_the_ratio_of_the_places(results):
 
 def test_growth_along_long_texts_is_over_the_first_positions_of_those_that_reach_so_far():
     found = next(found for found in published("does_it_matter").values() if found["long_contexts"] is not None)
-    rows = found["long_contexts"].query("dtype == 'float32'")
+    rows = found["by position"].query("dtype == 'float32'")
     deepest = rows["bin"].max()
     far = rows[rows["bin"] == deepest]
     first = rows[(rows["bin"] == 0) & rows["sample"].isin(far["sample"])]

@@ -234,11 +234,11 @@ def test_the_experiment_is_seen_at_first_sight_and_after_one_scroll_on_a_telepho
 QUESTIONS = {
     "I reused a prompt's cache in bf16 and the answer changed":
         (["I reused a prompt"], "Rounding, if the ids are right and the text does not change in fp32"),
-    "my static cache is slow on a T4": (["It is slow"], "it helps only where its steps get compiled"),
+    "my static cache is slow on a T4": (["It is slow"], "the speed comes from compiled steps"),
     "the cache of my own nanoGPT gets worse past its block_size":
         (["I wrote my own loop", "Continue past"], "begin a new cache with the last tokens"),
     "vLLM with prefix caching: the same request has another answer":
-        (["vLLM, SGLang", "The same request"], "a wrong cache moves answers much further"),
+        (["vLLM, SGLang", "The same request"], "a wrong cache can move answers much further"),
     "RL: trainer and rollout have other log-probabilities":
         (["an RL trainer", "My trainer"], "whether the logprobs differ by rounding or by a fault"),
     "Mamba, fed in chunks, has other logits": (["Mamba, Jamba"], "a second chunk begins with an empty state"),

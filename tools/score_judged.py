@@ -62,19 +62,20 @@ def faults() -> dict[tuple[str, str], pd.DataFrame]:
 def held_out() -> list[str]:
     """Say of each fault of the list what it was called: with a control, and alone."""
     listed = yaml.safe_load((FOLDER / "held_out.yaml").read_text("utf-8"))
-    lines, right, seen, n = [], 0, 0, 0
+    lines, names, seen, n = [], Counter(), 0, 0
     for (name, dtype), rows in faults().items():
         if name not in listed:
             continue
         found, alone = case(rows), case(rows, control=False)
         called, expected = (found.causes[0].key if found.causes else None), listed[name]["named"]
         n, seen = n + 1, seen + (found.verdict == "fault")
-        right += found.verdict == "fault" and called == expected
+        names["none" if called is None else "the expected name" if called == expected else "another"] += 1
         lines.append(f"{name:19s} {dtype:9s} {found.verdict:10s} {called or '-':14s} {expected or '-':14s} "
                      f"{alone.verdict:10s} {found.measures['mean_abs']:.1e}")
     titles = ("fault", 19), ("dtype", 9), ("verdict", 10), ("called", 14), ("expected", 14), ("no control", 10)
     head = " ".join(f"{title:{width}s}" for title, width in titles) + " mean |Δ log p|"
-    return [head, *lines, f"{seen} of {n} are called a fault, and {right} of {n} by the expected name or none"]
+    by = ", ".join(f"{count} by {name}" for name, count in names.most_common())
+    return [head, *lines, f"{seen} of {n} are called a fault: {by}"]
 
 
 def groups() -> Iterator[tuple[str, str, dict[str, pd.DataFrame]]]:

@@ -57,7 +57,7 @@ def _over_what_differs(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | No
 
 
 def _over_the_same_texts(column: str):
-    """Ratio of means at some positions and at the first ones, of the texts that are as long."""
+    """Ratio of means to those of other rows, such as the first positions', of the texts that have both."""
     return lambda rows, other: ratio_of_means(column)(rows, other[other["sample"].isin(rows["sample"])])
 
 
@@ -217,7 +217,7 @@ CACHED_OVER_UNCACHED = replace(
 )
 STATIC_DRIFT = replace(
     BY_POSITION, name="drift of a static cache's pass, over that of a dynamic one's", form="{:.2f}", rows="long ways",
-    by=("dtype", "way", "bin"), over=("way", named.DYNAMIC), estimate=ratio_of_means("drift"),
+    by=("dtype", "way", "bin"), over=("way", named.DYNAMIC), estimate=_over_the_same_texts("drift"),
 ).where(way=named.PREALLOCATED)
 # Past a window that slides along the same texts.
 WINDOW_LOSS = Measure(
@@ -225,7 +225,10 @@ WINDOW_LOSS = Measure(
     estimate=mean("nll"),
 )
 EXCESS = replace(WINDOW_LOSS, name="loss above that of the window read anew (nats a token)", estimate=mean("excess"))
-FORGOTTEN, FIRST_KEPT = (EXCESS.where(way=way) for way in named.FORGETTING)
+FORGOTTEN, FIRST_KEPT = (
+    replace(EXCESS, form=form).where(way=way)
+    for form, way in (("{:.2f}", named.OLDEST_DROPPED), ("{:.3f}", named.FIRST_KEPT))
+)
 WINDOW_KL = replace(WINDOW_LOSS, name="divergence from the window read anew (nats)", estimate=mean("kl"))
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
@@ -252,11 +255,13 @@ LONGEST = replace(LONG_TEXTS, name="their tokens", estimate=counted(lambda rows:
 # Files, of which a few were cut twice.
 POSITION_TEXTS = replace(LONG_TEXTS, rows="by position", by=("dtype", "bin"), estimate=distinct("source"))
 DEEPEST = replace(POSITION_TEXTS, name="tokens of the longest", by=(), estimate=counted(lambda of: of["length"].max()))
+WINDOW_TEXTS = replace(TEXTS, rows="windows", estimate=distinct("source"))
 PAIRS = replace(TEXTS, name="pairs of texts that diverged", rows="after_divergence", by=("dtype",))
 
 _AS_FAR = Bound(1, "arithmetic", "as far")
 _HALF_MORE = Bound(1.5, "ours", "half as much again", "ratio")
 _TWICE = Bound(2, "ours", "twice as far", "ratio")
+_FIFTH_OF_A_NAT, _FIFTIETH_OF_A_NAT = Bound(0.2, "ours", "a fifth of a nat"), Bound(0.02, "ours", "a fiftieth of a nat")
 _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
 # Of the bins of positions, the last one that four texts reach: from 1,448 tokens on.
@@ -317,5 +322,8 @@ STATEMENTS = {
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
     "drift-stays-along-long-texts": always(DRIFT_GROWTH.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
+    "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE),
+    "the-oldest-tokens-are-missed": of_model(FORGOTTEN, "above", _FIFTH_OF_A_NAT),
+    "the-first-tokens-are-enough": of_model(FIRST_KEPT, "below", _FIFTIETH_OF_A_NAT),
     "texts-go-their-own-way": always(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat")),
 }
