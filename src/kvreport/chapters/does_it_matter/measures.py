@@ -220,16 +220,13 @@ STATIC_DRIFT = replace(
     by=("dtype", "way", "bin"), over=("way", named.DYNAMIC), estimate=_over_the_same_texts("drift"),
 ).where(way=named.PREALLOCATED)
 # Past a window that slides along the same texts.
-WINDOW_LOSS = Measure(
-    "loss past the first window (nats a token)", "file", "dtype and way", "{:.2f}", rows="windows", by=("dtype", "way"),
-    estimate=mean("nll"),
+_EXCESS = Measure(
+    "loss above that of the window read anew (nats a token)", "file", "dtype and way", "{:.2f}", rows="windows",
+    by=("dtype", "way"), estimate=mean("excess"),
 )
-EXCESS = replace(WINDOW_LOSS, name="loss above that of the window read anew (nats a token)", estimate=mean("excess"))
-FORGOTTEN, FIRST_KEPT = (
-    replace(EXCESS, form=form).where(way=way)
-    for form, way in (("{:.2f}", named.OLDEST_DROPPED), ("{:.3f}", named.FIRST_KEPT))
-)
-WINDOW_KL = replace(WINDOW_LOSS, name="divergence from the window read anew (nats)", estimate=mean("kl"))
+FORGOTTEN = _EXCESS.where(way=named.OLDEST_DROPPED)
+FIRST_KEPT = replace(_EXCESS, form="{:.3f}").where(way=named.FIRST_KEPT)
+WINDOW_KL = replace(_EXCESS, name="divergence from the window read anew (nats)", estimate=mean("kl"))
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
     rows="after", by=("dtype",), estimate=mean("kl_free"),
