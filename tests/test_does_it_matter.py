@@ -309,21 +309,26 @@ def test_each_way_past_a_window_scores_what_a_model_says_that_sees_those_tokens(
 
 def test_control_a_cache_that_forgets_nothing_reads_the_whole_text(settings, subject, monkeypatch):
     model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
-    monkeypatch.setattr(sliding_windows, "_forget", lambda *_: None)
+    monkeypatch.setattr(sliding_windows, "_forget", lambda _cache, kept, _n_tokens: kept)
     rows = pd.DataFrame(sliding_windows.follow(model, text)).set_index("way")
     for way in named.FORGETTING:
         assert rows.loc[way, "nll"].tolist() == pytest.approx(rows.loc[named.WHOLE, "nll"].tolist(), rel=1e-5)
 
 
-def test_a_cache_makes_room_by_dropping_what_stands_behind_its_first_tokens():
-    cache = transformers.DynamicCache()
+@pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 2), slice(2, 4)])
+def test_a_cache_makes_room_once_for_each_piece_and_keeps_the_same_early_tokens_throughout(kept):
+    cache, early = transformers.DynamicCache(), list(range(10))[kept]
     keys = torch.arange(10.0)[None, None, :, None]
     cache.update(keys, -keys, 0)
-    sliding_windows._forget(cache, 2, 7)
-    assert cache.layers[0].keys.flatten().tolist() == [0, 1, 5, 6, 7, 8, 9]
+    after = sliding_windows._forget(cache, kept, 7)
+    assert after == slice(0, len(early))
+    assert cache.layers[0].keys.flatten().tolist() == [*early, *range(10 - 7 + len(early), 10)]
     assert torch.equal(cache.layers[0].values, -cache.layers[0].keys)
-    sliding_windows._forget(cache, 2, 7)
+    assert sliding_windows._forget(cache, after, 7) == after
     assert cache.get_seq_length() == 7
+    cache.update(keys, -keys, 0)
+    assert sliding_windows._forget(cache, after, 7) == after
+    assert cache.layers[0].keys.flatten()[: len(early)].tolist() == early
 
 
 def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[writing.Step]:

@@ -17,7 +17,7 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1,
-    "long_contexts": 1, "sliding_windows": 1, "quantized_caches": 1,
+    "long_contexts": 1, "sliding_windows": 2, "quantized_caches": 1,
 }
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
@@ -129,12 +129,13 @@ FIRST, LAST = "first quarter", "last quarter"
 # Tokens of a piece of the longest texts, and the caches on which they are read.
 PIECE = 256
 LONG_WAYS = {DYNAMIC: "dynamic", PREALLOCATED: "static"}
-# Pieces of a window that slides along them; of what a cache keeps, how many of the text's first tokens.
+# Pieces of a window that slides along them; which of the text's first tokens a cache keeps while it forgets.
 PIECES = 4
-WHOLE, ANEW, OLDEST_DROPPED, FIRST_KEPT = (
-    "whole text", "window read anew", "cache, oldest dropped", "cache, oldest dropped but the first 4"
+WHOLE, ANEW, OLDEST_DROPPED, FIRST_KEPT, NEXT_KEPT = (
+    "whole text", "window read anew", "cache, oldest dropped", "cache, oldest dropped but the first 4",
+    "control: the next 4 kept instead",
 )
-FORGETTING = {OLDEST_DROPPED: 0, FIRST_KEPT: 4}
+FORGETTING = {OLDEST_DROPPED: slice(0, 0), FIRST_KEPT: slice(0, 4), NEXT_KEPT: slice(4, 8)}
 
 # Bins of the margin, in ulps: four to a power of ten.
 _BINS_A_DECADE = 4

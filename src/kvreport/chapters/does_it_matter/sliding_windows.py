@@ -48,7 +48,7 @@ def follow(model: PreTrainedModel, text: torch.Tensor) -> Iterator[dict[str, Any
     window = PIECES * piece
     with torch.inference_mode():
         read = {named.WHOLE: states(model, ids)}
-        read |= {way: _kept(model, ids, piece, first) for way, first in named.FORGETTING.items()}
+        read |= {way: _kept(model, ids, piece, kept) for way, kept in named.FORGETTING.items()}
         ends = range(window + piece, len(targets) + piece, piece)
         anew = (states(model, ids[:, end - window : end])[window - piece :] for end in ends)
         read[named.ANEW] = torch.cat([states(model, ids[:, :window]), *anew])
@@ -62,21 +62,25 @@ def follow(model: PreTrainedModel, text: torch.Tensor) -> Iterator[dict[str, Any
                 }
 
 
-def _kept(model: PreTrainedModel, ids: torch.Tensor, piece: int, first: int) -> torch.Tensor:
-    """Read a text on a cache that makes room for each piece: it keeps the first tokens and the last ones."""
+def _kept(model: PreTrainedModel, ids: torch.Tensor, piece: int, kept: slice) -> torch.Tensor:
+    """Read a text on a cache that makes room for each piece: it keeps some of the first tokens and the last ones."""
     cache, found = DynamicCache(config=model.config), []
     for places in torch.arange(ids.shape[1], device=ids.device)[None].split(piece, 1):
-        _forget(cache, first, (PIECES - 1) * piece)
+        kept = _forget(cache, kept, (PIECES - 1) * piece)
         found.append(states(model, ids[:, places[0]], past_key_values=cache, **variants.positions(model, places)))
     return torch.cat(found)
 
 
-def _forget(cache: Cache, first: int, n_tokens: int) -> None:
-    if (over := cache.get_seq_length() - n_tokens) > 0:
-        for layer in cache.layers:
-            layer.keys, layer.values = (
-                torch.cat([of[:, :, :first], of[:, :, first + over :]], 2) for of in (layer.keys, layer.values)
-            )
+def _forget(cache: Cache, kept: slice, n_tokens: int) -> slice:
+    """Make room where a cache holds more than so many tokens, and say where those that it is to keep stand then."""
+    if (over := cache.get_seq_length() - n_tokens) <= 0:
+        return kept
+    count = kept.stop - kept.start
+    for layer in cache.layers:
+        layer.keys, layer.values = (
+            torch.cat([of[:, :, kept], of[:, :, over + count :]], 2) for of in (layer.keys, layer.values)
+        )
+    return slice(0, count)
 
 
 def work(settings: DoesItMatterSettings) -> Work:
