@@ -178,7 +178,8 @@ def made_run(folder, settings=(), **columns):
 @pytest.mark.parametrize(("columns", "settings", "units", "dtypes"), [
     # Samples of one file are no further units.
     ({"sample": [1, 2, 3], "source": ["a", "a", "b"], "dtype": ["float32"] * 3}, {}, [2, "sources"], ["float32"]),
-    ({"repeat": [0, 1]}, {"dtype": "bfloat16"}, [2, "repeats"], ["bfloat16"]),
+    # What warms up is no repeat.
+    ({"repeat": [-1, 0, 1]}, {"dtype": "bfloat16"}, [2, "repeats"], ["bfloat16"]),
     ({"rows": [1]}, {"dtypes": ["float16", "float64"]}, None, ["float16", "float64"]),
     ({}, {}, None, []),
 ])

@@ -89,8 +89,9 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     said = [match["id"] for match in statements.HOLDS.finditer(text)]
     assert sorted(said) == sorted(module.STATEMENTS)
     slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
-    assert {key for key, _, _ in slots} <= set(evaluated.published(chapter.name)["numbers"])
-    assert {there for _, _, there in slots} <= {"", "AMD", "Intel", "Zen3"}
+    published = evaluated.published(chapter.name)
+    assert {key for key, _, _ in slots} <= set(published["numbers"])
+    assert {there for _, _, there in slots} <= {"", *map(evaluated.maker, published["labels"])}
     written = {role.split()[0] for role in evaluated.roles(chapter.name)}
     unused = set(measures.named(module)) - written - names_read(Path(module.__file__).parent)
     assert unused == set()
@@ -185,15 +186,15 @@ def test_a_headline_names_its_unit_or_all_that_was_counted():
         Statement(every(counted, "at most", BOUND), headline=True)
     census = replace(counted, census="all rows that were run")
     headline = Statement(every(given(census, [fact(0)]), "at most", BOUND), headline=True)
-    assert statements.check(headline, None).outcome == "holds"
+    assert statements.check(headline, Found({}, {})).outcome == "holds"
     assert "counted over all rows that were run" in census.about
     # A fact that stands among a headline's samples would be taken for one of them.
     both = given(DRIFT, [Measured("", Estimate(2, 1.5, 2.5), 40), fact(2)])
     mixed = Statement(replace(ABOVE, quantity=both), headline=True)
     with pytest.raises(ValueError, match="a fact stands among"):
-        statements.check(mixed, None)
+        statements.check(mixed, Found({}, {}))
     # Control: where it is no headline it is counted beside them.
-    assert statements.check(replace(mixed, headline=False), None).units == 40
+    assert statements.check(replace(mixed, headline=False), Found({}, {})).units == 40
 
 
 def test_texts_must_be_thirty_and_repeats_ten():
@@ -274,7 +275,9 @@ def test_every_statement_fails_on_an_estimate_beyond_its_bound_and_is_checked_on
     for one in measures_of(chapter.name).STATEMENTS.values():
         found = [Measured("", beyond(one.must), 40 if one.must.quantity.unit else None)]
         failing = replace(one, must=replace(one.must, quantity=given(one.must.quantity, found)))
-        theirs, another = (Found({}, {"x": run_of(None, machine={"processor": of})}) for of in (one.on, "another"))
+        # What a library was held to stands behind a processor's name.
+        on = f"a processor, {one.on}" if "=" in one.on else one.on
+        theirs, another = (Found({}, {"x": run_of(None, machine={"processor": of})}) for of in (on, "another"))
         assert statements.check(failing, theirs).outcome == "fails"
         assert statements.check(failing, another).outcome == ("not run" if one.on else "fails")
 
@@ -299,7 +302,7 @@ OUTCOMES = {
 
 def checked(must, *estimates, units=40) -> Checked:
     found = [Measured(f"series {k}", Estimate(*values), units) for k, values in enumerate(estimates)]
-    return statements.check(Statement(replace(must, quantity=given(must.quantity, found))), None)
+    return statements.check(Statement(replace(must, quantity=given(must.quantity, found))), Found({}, {}))
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -309,7 +312,7 @@ def test_a_statement_holds_fails_or_is_not_resolved_by_where_its_whole_intervals
 
 def test_fewer_than_four_units_resolve_nothing_and_a_count_needs_none():
     assert checked(ABOVE, HIGH, units=3).outcome == "not resolved"
-    assert statements.check(Statement(every(given(DRIFT, [fact(2)]), "above", BOUND)), None).outcome == "holds"
+    assert statements.check(Statement(every(given(DRIFT, [fact(2)]), "above", BOUND)), Found({}, {})).outcome == "holds"
 
 
 def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
@@ -343,6 +346,32 @@ def test_an_experiment_without_a_model_leaves_a_run_comparable():
     # Controls: another processor and another model are told from it.
     assert not evaluated._is_in_scope("this processor", {"drift": named, "shapes": shapes}, ["small"], "another")
     assert not evaluated._is_in_scope("this processor", {"shapes": shapes}, ["small"], "one")
+
+
+def test_rows_of_libraries_that_were_held_back_decide_only_sentences_that_name_the_limit():
+    def speaks(on: str, processor: str) -> bool:
+        run = Run({"machine": {"processor": processor, "cpu": {"instructions": []}}}, Path())
+        return Statement(ABOVE, on=on).is_for(Found({}, {"drift": run}))
+
+    held = "Maker One, LIBRARY_MAX=OLD"
+    assert speaks("LIBRARY_MAX=OLD", held)
+    assert not any(speaks(on, held) for on in ("", "Maker", "LIBRARY_MAX=NEW"))
+    # Control: without a limit a sentence about all speaks of the processor, and one about its maker.
+    assert all(speaks(on, "Maker One") for on in ("", "Maker"))
+    assert evaluated.maker(f"{held}, fewer instructions") == "OLD"
+
+
+def test_a_run_is_held_against_its_own_kind_of_processor_where_that_was_recorded_and_decided():
+    outcomes = {"one": "holds", "another": "fails", "a third": "not resolved"}
+    published = {"processor": "one", "processors": outcomes}
+    assert evaluated._to_compare(published, ["another"]) == ("another", "fails")
+    # Controls: of an undecided kind, and of one that was never recorded, the printed outcome counts.
+    assert evaluated._to_compare(published, ["a third"]) == evaluated._to_compare(published, []) == ("one", "holds")
+    runs = {"drift": Run({"machine": {"processor": "one"}, "models": [{"name": "small"}]}, Path())}
+    assert evaluated._is_in_scope("this processor", runs, ["small"], "another", alike=True)
+    assert not evaluated._is_in_scope("this processor", runs, ["small", "large"], "another", alike=True)
+    runs["drift"].about["machine"]["device"] = "cuda:0"
+    assert not evaluated._is_in_scope("this processor", runs, ["small"], "one")
 
 
 # The page

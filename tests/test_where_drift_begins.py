@@ -25,6 +25,7 @@ from kvreport.chapters.where_drift_begins import (
     tables,
 )
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.publishing.found import Found
 from kvreport.publishing.statements import check
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -278,6 +279,23 @@ def test_shares_of_calls_are_means_over_texts_in_figures_and_in_sentences(result
     shares = found["kinds"].set_index(["dtype", "pass", "kind"])["share"]
     (sentence,) = measures.LINEAR.where(dtype="float32")(found)
     assert shares["float32", LAST, "linear"] == sentence.estimate.value == pytest.approx(2 / 3 * 2 / 3)
+
+
+def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():
+    ran = pd.DataFrame(
+        {"dtype": "bfloat16", "operation": ["q_proj", "o_proj", rows.ATTENTION], "kernel": ["a", "a", "b"]}
+    ).assign(rows=1, shape="1x2x3", calls=1)
+    replay = replayed((LAST, 0, "q_proj"), texts=[0, 1, 2, 3]).assign(dtype="bfloat16")
+    about = {"machine": {"processor": "Maker One", "cpu": {"instructions": []}}, "settings": {"n_tokens": "33-190"}}
+    whole = {"operation_replay": run_of(replay, **about), "kernels": run_of(ran, **about)}
+    everywhere = {"one": Found(rows.ROWS, whole), "no kernels": Found(rows.ROWS, whole | {"kernels": None})}
+    (line,) = tables.by_kernel(everywhere).to_dict("records")
+    assert (line["processor"], line["kernel of linear layers"], line["in"]) == ("Maker One", "a", "q_proj")
+    # All layers of one kernel share a line; what was held back has none.
+    everywhere["Maker One, LIBRARY_MAX=OLD"] = everywhere.pop("no kernels")
+    everywhere["Maker One, LIBRARY_MAX=OLD"].runs["kernels"] = whole["kernels"]
+    listed = tables.kernels(everywhere)[["operation", "rows", "kernel"]]
+    assert listed.to_numpy().tolist() == [["all linear layers", "1", "a"], [rows.ATTENTION, "1", "b"]]
 
 
 def test_each_version_of_torch_has_what_its_own_replay_found():

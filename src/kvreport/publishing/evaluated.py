@@ -145,7 +145,9 @@ def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[
 
 
 def maker(processor: str) -> str:
-    """Give a processor's maker, the first word of its name, or the kind that stands behind it in one word."""
+    """Give a processor's maker, the first word of its name; or its kind; or to what its libraries were held."""
+    if limit := processors.LIMIT.search(processor):
+        return limit["to"]
     beside = evidence.beside_of(processor)
     return beside.replace(" ", "") if beside in evidence.OTHER_KINDS else re.match(r"\w*", processor)[0]
 
@@ -163,7 +165,7 @@ def _texts(run: records.Run) -> str:
 
 def _names(run: records.Run) -> list[str]:
     # An experiment on shapes alone names no model.
-    return [model["name"] for model in run.about.get("models", ())]
+    return [wording.model_said(model) for model in run.about.get("models", ())]
 
 
 def _models(runs: Mapping[str, records.Run]) -> set[str]:
@@ -188,18 +190,34 @@ def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated
     module = found_in.measures_of(chapter)
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
     on_this_machine = found_in.of_runs(chapter, runs)
+    label = processors.label(run.about["machine"] for run in runs.values())
+    alike = [name for name, said in book["labels"].items() if said == label]
     found = {}
     for name, statement in module.STATEMENTS.items():
         here = statements.check(statement, on_this_machine)
-        there = book["statements"][name]
-        fits = _is_in_scope(statement.scope, runs, book["models"], there["processor"])
-        found[name] = asdict(here) | {"comparison": statements.compare(there["outcome"], here.outcome, fits)}
+        processor, outcome = _to_compare(book["statements"][name], alike)
+        fits = _is_in_scope(statement.scope, runs, book["models"], processor, processor in alike)
+        found[name] = asdict(here) | {"comparison": statements.compare(outcome, here.outcome, fits)}
     return {"statements": found, "verdicts": _verdicts(module, {"": on_this_machine})}
 
 
-def _is_in_scope(scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str) -> bool:
+def _to_compare(published: Mapping[str, Any], alike: Sequence[str]) -> tuple[str, statements.Outcome]:
+    """Choose whose published outcome a run is held against: its own kind of processor's, else the printed one."""
+    outcomes = published["processors"]
+    chosen = next((name for name in alike if outcomes[name] in ("holds", "fails")), published["processor"])
+    return chosen, outcomes[chosen]
+
+
+def _is_in_scope(
+    scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str, alike: bool = False
+) -> bool:
     if scope == "any model":
         return True
     if _models(runs) != set(models):
         return False
-    return scope == "this model" or {run.about["machine"]["processor"] for run in runs.values()} == {processor}
+    if scope == "this model":
+        return True
+    machines = [run.about["machine"] for run in runs.values()]
+    # What a GPU found says nothing of the processor beside it.
+    on_it = all(machine.get("device", "cpu") == "cpu" for machine in machines)
+    return on_it and (alike or {machine["processor"] for machine in machines} == {processor})

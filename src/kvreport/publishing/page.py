@@ -35,7 +35,7 @@ from kvbook.errors import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
 from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, keep, provenance
-from kvreport.publishing.wording import csv_of, quoted
+from kvreport.publishing.wording import csv_of, model_said, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
 # download.
@@ -194,7 +194,7 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
         | {
             "experiment": run.about["experiment"],
             "settings": run.about["settings"],
-            "models": [model["name"] for model in run.about.get("models", ())],
+            "models": [model_said(model) for model in run.about.get("models", ())],
             "seeds": run.about.get("seeds", [run.about["settings"].get("seed", 0)]),
             "dtypes": _dtypes(run.rows, run.about["settings"]),
         }
@@ -214,7 +214,11 @@ _UNITS = {
 def _units(rows: pd.DataFrame) -> dict[str, list[int | str]]:
     """Count the independent units of rows: files rather than samples, which resemble each other within a file."""
     column = next((column for column in _UNITS if column in rows), None)
-    return {"units": [rows[column].nunique(), _UNITS[column]]} if column else {}
+    if column is None:
+        return {}
+    # What ran before the first repeat is none.
+    counted = rows[column][rows[column] >= 0] if column == "repeat" else rows[column]
+    return {"units": [counted.nunique(), _UNITS[column]]}
 
 
 def _dtypes(rows: pd.DataFrame, settings: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """How pages name a processor: by its maker's name, and by what tells it from others of that name."""
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ _NAMED = (
     ("GenuineIntel", 6, 143, 143, "Sapphire Rapids", {"amx_bf16"}, {"amx_fp16"}),
     ("GenuineIntel", 6, 207, 207, "Emerald Rapids", {"amx_bf16"}, {"amx_fp16"}),
 )
+# A variable of the environment that keeps a library from some instructions stands behind the processor's name.
+LIMIT = re.compile(r"=(?P<to>\w+)")
 # The first one that a processor has says most about which kernels a library takes.
 _TELLING = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "bf16", "asimd")
 

@@ -29,7 +29,7 @@ def measured(made_by: Iterable[Mapping[str, Any]]) -> list[str]:
     for made in made_by:
         dtypes = " ".join(wording.DTYPES.get(dtype, dtype) for dtype in made.get("dtypes", ()))
         units = " ".join(map(str, made.get("units", ())))
-        facts = [" ".join(made["models"]), dtypes, f"n = {units}" if units else ""]
+        facts = [wording.weights_said(", ".join(made["models"])), dtypes, f"n = {units}" if units else ""]
         said.append(f"{made.get('experiment', 'measured')}: {', '.join(filter(None, facts))}" if any(facts) else "")
     return list(dict.fromkeys(filter(None, said)))
 

@@ -62,7 +62,9 @@ class Bound:
 
     def number(self, side: Side = "above") -> str:
         """Write the threshold, of a band with both ends."""
-        number = f"{self.value:,.0f}" if 1000 <= abs(self.value) < 1e6 else f"{self.value:.3g}"
+        # A ratio close to 1 must not read as 1.
+        digits = 4 if self.scale == "ratio" and abs(self.value - 1) < 0.005 else 3
+        number = f"{self.value:,.0f}" if 1000 <= abs(self.value) < 1e6 else f"{self.value:.{digits}g}"
         if side not in ("inside", "outside"):
             return number
         return f"1/{number} to {number}" if self.scale == "ratio" else f"-{number} to {number}"

@@ -44,7 +44,8 @@ class Statement:
         time, or on a census.
     on : str
         The maker or the kind of the processor that the sentence speaks of, such as "Intel" or "Zen 3"; on another one
-        it is not checked.
+        it is not checked.  Or what the environment held a library to, as "ONEDNN_MAX_CPU_ISA=AVX2": rows that were
+        made so decide no other sentence.
     """
 
     must: Condition
@@ -59,9 +60,11 @@ class Statement:
 
     def is_for(self, found: Found) -> bool:
         """Tell whether it speaks of the processor that rows were made on."""
-        return not self.on or any(
-            self.on in processors.label([run.about["machine"]]) for run in found.runs.values() if run
-        )
+        machines = [run.about["machine"] for run in found.runs.values() if run]
+        names = [machine.get("processor", "") for machine in machines]
+        if any(map(processors.LIMIT.search, names)):
+            return any(self.on in name.split(", ")[1:] for name in names)
+        return not self.on or any(self.on in processors.label([machine]) for machine in machines)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook.models import registry
-from kvbook.runs.evidence import texts_of
+from kvbook.runs.evidence import beside_of, texts_of
 from kvreport.publishing import documents, wording
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import DOCUMENTS, NOT_RECORDED, OTHERS, Check
@@ -97,7 +97,7 @@ class Claims:
 def _together(rows: Mapping[str, pd.Series], labels: Mapping[str, str]) -> dict[str, str]:
     """Put the verdicts on one claim, by processor, into one row: all of them where they differ."""
     judged = {name: row for name, row in rows.items() if row["verdict"] != "not run"}
-    without = [labels[name] for name in rows if judged and name not in judged and not texts_of(name)]
+    without = [labels[name] for name in rows if judged and name not in judged and not beside_of(name)]
     # Where it was run nowhere, the first processor's row says why.
     judged = judged or dict([next(iter(rows.items()))])
     first, *others = judged

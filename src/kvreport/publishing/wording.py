@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -10,6 +11,8 @@ from kvbook.measuring.estimates import Estimate
 from kvbook.models import registry
 
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+# Stands behind the name of a family whose weights are not its own.
+STAND_IN = " (stand-in)"
 
 
 def processor(name: str) -> str:
@@ -89,6 +92,12 @@ def between(values: Iterable[float], form: str = "{:.2f}") -> str:
 def is_packaged(model: str) -> bool:
     """Tell whether a model is a trained one that the book fetches with its weights."""
     return model in {family.package.title for family in registry.families().values() if family.package}
+
+
+def model_said(model: Mapping[str, Any]) -> str:
+    """Name a model of a run, and say of a family's name whose weights it had: those of our own, or random ones."""
+    whose = {"stand-in": STAND_IN, "random": " (random weights)"}.get(model.get("weights"), "")
+    return f"{model['name']}{whose}"
 
 
 def weights_said(text: str) -> str:

@@ -9,7 +9,8 @@ A chapter names groups of experiments::
 
 Each experiment at each seed is a cell of twenty minutes or less.  It runs with the parameter set ``trained`` and what
 its group says over it, is recorded when it is done, and is cited in ``data/evidence.yaml``.  Cells that are recorded
-for this kind of processor are passed over, so an interrupted command goes on where it was.
+for this kind of processor are passed over, so an interrupted command goes on where it was.  Groups of the role "fewer
+instructions" are made where the environment holds a library back, as ``ONEDNN_MAX_CPU_ISA=AVX2`` does, and only there.
 """
 
 import importlib
@@ -28,6 +29,7 @@ from kvbook.runs import evidence, machine, recording, records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.threads import THREADS_VARIABLE
 from kvbook.settings import Settings
+from kvreport.publishing import processors
 from kvreport.running import planning
 
 # The parameter set that a chapter's evidence starts from.
@@ -102,7 +104,9 @@ def _experiments(chapter: planning.Chapter) -> tuple[Experiment, ...]:
 
 def make(timed: bool, only: Iterable[str] = ()) -> int:
     """Make, record and cite every cell that is missing here; return how many."""
-    asked = list(cells(timed, only))
+    # What a library is held to by the environment is a kind of its own, and nothing else is recorded of it.
+    held_back = bool(processors.LIMIT.search(machine.describe("cpu")["processor"]))
+    asked = [cell for cell in cells(timed, only) if (cell.role == evidence.HELD_BACK) == held_back]
     waiting = [cell for cell in asked if not cell.is_recorded()]
     say(f"{len(asked)} cells, {len(asked) - len(waiting)} of them recorded for this kind of processor")
     if not waiting:

@@ -117,7 +117,7 @@ def _source() -> str:
 def install_line() -> str:
     """Write the one command that installs the library: from its address, where that is known, else from a checkout."""
     source = _source()
-    where = "   # in a checkout of this book" if source == _CHECKOUT else ""
+    where = "   # in a checkout of this book, whose address this copy does not know" if source == _CHECKOUT else ""
     return f"```text\npip install {source}{where}\n```"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvbook.errors import UserError
-from kvbook.runs.evidence import texts_of
+from kvbook.runs.evidence import beside_of, texts_of
 from kvreport.publishing import captions, evaluated, published, statements, wording
 from kvreport.publishing.captions import Caption
 from kvreport.publishing.judging import NOT_RECORDED
@@ -97,8 +97,8 @@ def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     printed, said = found["processor"], [found["told"]]
     for name, outcome in found["processors"].items():
         if outcome == "not run" and name != printed:
-            # A sentence about one processor is not checked on the others, and not every experiment reads other texts.
-            said += [] if found["on"] or texts_of(name) else [f"{NOT_RECORDED} ({labels[name]})"]
+            # A sentence about one processor is not checked on the others, and what other texts and kinds add is a part.
+            said += [] if found["on"] or beside_of(name) else [f"{NOT_RECORDED} ({labels[name]})"]
         elif outcome != found["outcome"]:
             said.append(f"{outcome} on the {labels[name]}: {found['said'][name]}")
     if len(said) > 1:
@@ -123,7 +123,9 @@ def made_on(origins: Iterable[Mapping[str, Any]]) -> str:
         named = [*trained, *others]
         if len(named) > 2:
             kept = trained or others[:1]
-            named = [*kept, f"{len(named) - len(kept)} other models"]
+            rest = [name for name in named if name not in kept]
+            are = "stand-ins" if all(name.endswith(wording.STAND_IN) for name in rest) else "other models"
+            named = [*kept, f"{len(rest)} {are}"]
         on = f" on {wording.listed(texts)}" if texts else ""
         said.append(", ".join(filter(None, [f"{wording.listed(named)}{on}".strip(), processor])))
     return f"[{'; '.join(said)}]{{.kvbook-made-on}}" if said else ""

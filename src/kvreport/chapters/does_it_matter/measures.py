@@ -226,6 +226,7 @@ _EXCESS = Measure(
 )
 FORGOTTEN = _EXCESS.where(way=named.OLDEST_DROPPED)
 FIRST_KEPT = replace(_EXCESS, form="{:.3f}").where(way=named.FIRST_KEPT)
+NEXT_KEPT = _EXCESS.where(way=named.NEXT_KEPT)
 WINDOW_KL = replace(_EXCESS, name="divergence from the window read anew (nats)", estimate=mean("kl"))
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
@@ -322,5 +323,6 @@ STATEMENTS = {
     "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE),
     "the-oldest-tokens-are-missed": of_model(FORGOTTEN, "above", _FIFTH_OF_A_NAT),
     "the-first-tokens-are-enough": of_model(FIRST_KEPT, "below", _FIFTIETH_OF_A_NAT),
+    "other-early-tokens-are-not": of_model(NEXT_KEPT, "above", _FIFTH_OF_A_NAT),
     "texts-go-their-own-way": always(AFTER.where(dtype="bfloat16"), "above", Bound(0.1, "ours", "a tenth of a nat")),
 }

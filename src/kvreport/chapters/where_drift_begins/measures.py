@@ -34,6 +34,7 @@ MOST_CALLS = Measure(
 )
 MOST_PREFILL = replace(MOST_CALLS, rows=CALLS.rows).where(**{"pass": rows.PREFILL})
 OTHER_PRODUCTS = replace(CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
+MOST_LINEAR = replace(MOST_CALLS, rows=CALLS.rows).where(**{"pass": rows.last(1)}, kind="linear")
 MOST_OTHER_PRODUCTS = replace(MOST_CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
 
 # The real decode step.
@@ -118,6 +119,8 @@ SCORED, SWEPT, READ_TWICE = (
 HEADS = Measure("heads", rows="attention_forms", estimate=computed("heads", "max"), form="{:.0f}")
 DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
 
+# What oneDNN was held to, on a processor that has later instructions.
+_NO_BF16_INSTRUCTIONS, _AVX2 = "ONEDNN_MAX_CPU_ISA=AVX512_CORE", "ONEDNN_MAX_CPU_ISA=AVX2"
 _ONE = Bound(1, "arithmetic", "one for all")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
@@ -159,6 +162,11 @@ STATEMENTS = {
     "no-library-reports-linear-in-16-bits-on-zen-3": here(
         REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 3"
     ),
+    "another-kernel-differs-in-other-products": here(OTHER_PRODUCTS, "above", NONE, on=_NO_BF16_INSTRUCTIONS),
+    "no-library-reports-linear-in-bf16-held-to-avx2": here(
+        REPORTED.where(dtype="bfloat16"), "at most", NONE, on=_AVX2
+    ),
+    "no-linear-layer-differs-held-to-avx2": here(MOST_LINEAR.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
     "hidden-keys-change-rows": here(HIDDEN_KEYS.where(dtype="float32"), "above", NONE),
 }

@@ -159,6 +159,7 @@ def _kernels(run: Run) -> pd.DataFrame:
 
 ROWS = {
     "operations": Frame(_operations, ("operation_replay",)),
+    "operations of the first model": Frame(_of_first_model, ("operations",)),
     "calls": Frame(_calls, ("operation_replay",)),
     "calls of the first model": Frame(_of_first_model, ("calls",)),
     # Averaged over texts, as the sentences do.

@@ -7,8 +7,10 @@ import pandas as pd
 
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import measures, rows
+from kvreport.publishing import processors
 from kvreport.publishing.found import Found
-from kvreport.publishing.wording import DTYPES, between, percent, processor
+from kvreport.publishing.judging import with_units
+from kvreport.publishing.wording import DTYPES, between, listed, percent
 
 
 def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
@@ -67,20 +69,51 @@ def prefills(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
-    """List which kernel runs at which numbers of rows; operations that have the same ones share a line."""
+    """List which kernel runs at which numbers of rows, where nothing is held back; operations alike share a line."""
     alike: dict[tuple, list[str]] = {}
-    by_rows = {processor(name): found["kernels by rows"] for name, found in everywhere.items()}
+    by_rows = {
+        _label(found, "kernels"): found["kernels by rows"] for name, found in everywhere.items()
+        if found.runs.get("kernels") and not processors.LIMIT.search(name)
+    }
     of_all = pd.concat(by_rows, names=["processor"])
+    linear = ", ".join(of_all[of_all["linear"]]["operation"].unique())
     for (on, dtype, operation), of in of_all.groupby(["processor", "dtype", "operation"], sort=False):
         ran = groupby(zip(of["rows"], of["kernel"], strict=True), lambda pair: pair[1])
         spans = [(between([count for count, _ in pairs], "{}"), kernel) for kernel, pairs in ran]
         alike.setdefault((on, DTYPES[dtype], *spans), []).append(operation)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         [
             {"processor": on, "dtype": dtype, "operation": ", ".join(operations), "rows": at, "kernel": kernel}
             for (on, dtype, *spans), operations in alike.items() for at, kernel in spans
         ]
     )
+    return table.assign(operation=table["operation"].str.replace(linear, "all linear layers", regex=False))
+
+
+def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Lay out which products of one row in bf16 run in which kernel, and which of them differ."""
+    table = []
+    for found in everywhere.values():
+        operations, ran = found["operations of the first model"], found["kernels by rows"]
+        if operations is None or ran is None:
+            continue
+        differing = operations.query("kind == 'linear' and dtype == 'bfloat16' and attention == 'sdpa' and share > 0")
+        names = {operation.rpartition(".")[2] for operation in differing["operation"]}
+        linear = ran[ran["linear"] & (ran["dtype"] == "bfloat16")]
+        estimate = measures.LINEAR.where(dtype="bfloat16")(found)[0]
+        table.append(
+            {
+                "processor": _label(found, "operation_replay"),
+                "kernel of linear layers": listed(linear["kernel"].unique()),
+                "calls that differ": with_units([estimate], "files", "{:.1%}"),
+                "in": listed([name for name in linear["operation"].unique() if name in names]) or "none",
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def _label(found: Found, experiment: str) -> str:
+    return processors.label(run.about["machine"] for run in found.behind(experiment))
 
 
 def drifts(found: Found) -> pd.DataFrame:

@@ -146,6 +146,9 @@ AGREEING = Measure(
 ).where(path=CACHED)
 AGREEING_UNCACHED = replace(AGREEING, estimate=part("top1_full"))
 
+# The code of MKL that any x86 processor can run.
+_PORTABLE = "MKL_CBWR=COMPATIBLE"
+_NO_CHANGE = Bound(1, "arithmetic", "no change")
 _SIXTEEN = ("float16", "bfloat16")
 _QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
 _LEAST = rows.LEAST_EXPLAINED
@@ -168,7 +171,9 @@ STATEMENTS = {
         APART, "below", Bound(rows.INDEPENDENT, "arithmetic", "independent errors of one size")
     ),
     "loss-unchanged": always(DIFFERENCE, "inside", Bound(0.01, "ours", "a hundredth of a nat"), headline=True),
-    "divergence-in-fp32": here(KL_RATIO.where(dtype="float32"), "below", Bound(1, "arithmetic", "no change")),
+    "divergence-in-fp32": here(KL_RATIO.where(dtype="float32"), "below", _NO_CHANGE),
+    "farther-with-portable-code": here(RATIO.where(dtype="float32"), "above", _NO_CHANGE, on=_PORTABLE),
+    "divergence-with-portable-code": here(KL_RATIO.where(dtype="float32"), "above", _NO_CHANGE, on=_PORTABLE),
     "no-worse-prediction": always(
         LIKELIHOOD, "inside", Bound(_LEAST**0.5, "ours", "less than a tenth of the mean square")
     ),
