@@ -470,10 +470,10 @@ def test_where_your_run_differs_the_sentence_leads_to_the_row(chapter, monkeypat
     own = {"statements": {"grows": {"outcome": "fails", "told": "0.5", "comparison": "differs"}}}
     monkeypatch.setattr(evaluated, "own", lambda name, folders: own)
     text = said()
-    assert f"[your run differs](#{sentences.table_of(planning.plan()[0].name)})" in text
+    assert f"[differs on the machine that built this page](#{sentences.table_of(planning.plan()[0].name)})" in text
     assert "This run can decide 1 of 1 statements: 0 agree with the book, and 1 differs." in text
     own["statements"]["grows"]["comparison"] = "agrees"
-    assert "your run differs" not in said()
+    assert "differs on the machine" not in said()
 
 
 def test_what_your_run_says_is_kept_in_a_file_until_its_runs_or_the_books_rows_change(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvbook.errors import UserError
 from kvbook.runs.evidence import beside_of, texts_of
-from kvreport.publishing import captions, evaluated, published, statements, wording
+from kvreport.publishing import captions, evaluated, processors, published, statements, wording
 from kvreport.publishing.captions import Caption
 from kvreport.publishing.judging import NOT_RECORDED
 from kvreport.running.planning import Chapter
@@ -61,7 +61,7 @@ def _mark(name: str, book: Mapping[str, Any], own: Mapping[str, Any] | None, cha
     if not statements.is_borne_out(found):
         shown += f" **({MARK}: {found['told'] or 'no rows'})**"
     if own is not None and own["statements"][name]["comparison"] == "differs":
-        shown += f" ([your run differs](#{table_of(chapter)}))"
+        shown += f" ([differs on the machine that built this page](#{table_of(chapter)}))"
     return shown
 
 
@@ -135,7 +135,8 @@ def _opening(text: str, book: Mapping[str, Any]) -> str:
     """Say below a chapter's opening on what its numbers were made, and on what else it was recorded."""
     origins = book["behind"][evaluated.PROCESSOR]
     printed = {one["processor"] for one in origins}
-    others = [label for label in book["labels"].values() if label not in printed]
+    # What a library was held to is told where a sentence speaks of it.
+    others = [label for label in book["labels"].values() if label not in printed and not processors.LIMIT.search(label)]
     also = f"\n[Also recorded: {wording.listed(others)}.]{{.kvbook-made-on}}" if others else ""
     return f"{text.rstrip()}\n\n{made_on(origins)}{also}\n"
 
