@@ -21,7 +21,7 @@ from kvreport.publishing import captions, evaluated, judging, measures, statemen
 from kvreport.publishing.found import Found, has_measures, measures_of, of_runs
 from kvreport.publishing.judging import Measured, fact
 from kvreport.publishing.measures import Derived
-from kvreport.publishing.rules import HALF, Bound, Condition, Quantity, anyone, every
+from kvreport.publishing.rules import HALF, NONE, Bound, Condition, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
 from kvreport.running import planning
 from kvreport.site import sentences
@@ -359,6 +359,14 @@ def test_rows_of_libraries_that_were_held_back_decide_only_sentences_that_name_t
     # Control: without a limit a sentence about all speaks of the processor, and one about its maker.
     assert all(speaks(on, "Maker One") for on in ("", "Maker"))
     assert evaluated.maker(f"{held}, fewer instructions") == "OLD"
+
+
+def test_none_among_the_few_of_a_run_does_not_refute_that_there_are_some():
+    count = Quantity("prompts that differ", census="all")
+    assert Statement(every(count, "above", NONE)).says_some
+    # Controls: a share of sampled texts, another bound, and "none".
+    others = every(DRIFT, "above", NONE), every(count, "above", BOUND), every(count, "at most", NONE)
+    assert not any(Statement(other).says_some for other in others)
 
 
 def test_a_run_is_held_against_its_own_kind_of_processor_where_that_was_recorded_and_decided():

@@ -13,7 +13,7 @@ from kvbook.measuring.estimates import FEWEST_UNITS
 from kvreport.publishing import processors
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured, elsewhere
-from kvreport.publishing.rules import Condition, Side
+from kvreport.publishing.rules import NONE, Condition, Side
 
 Scope = Literal["any model", "this model", "this processor"]
 Outcome = Literal["holds", "fails", "not resolved", "not run"]
@@ -57,6 +57,12 @@ class Statement:
         """Refuse a headline of which nobody can say what it was counted on."""
         if self.headline and not (self.must.quantity.unit or self.must.quantity.census):
             raise ValueError(f"{self.must.quantity.name}: a headline names its unit, or all that was counted")
+
+    @property
+    def says_some(self) -> bool:
+        """Tell whether it says that there are some, which none among the few of another run cannot refute."""
+        must = self.must
+        return (must.side, must.bound) == ("above", NONE) and not must.quantity.unit
 
     def is_for(self, found: Found) -> bool:
         """Tell whether it speaks of the processor that rows were made on."""
