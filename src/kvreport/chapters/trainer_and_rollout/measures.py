@@ -46,6 +46,7 @@ LEARNED_OVER = replace(
     LEARNED, name="mean reward of the last quarter of updates, over that of matched log-probabilities",
     over=("arm", named.MATCHED), estimate=ratio_of_means("reward"),
 )
+LEARNED_FAULTY = LEARNED_OVER.where(arm=named.FAULTY)
 REPETITIONS = Measure("repetitions", rows="learned", estimate=distinct("repetition"), form="{:.0f}")
 UPDATES = replace(REPETITIONS, name="updates", estimate=distinct("update"))
 
