@@ -369,6 +369,20 @@ def test_none_among_the_few_of_a_run_does_not_refute_that_there_are_some():
     assert not any(Statement(other).says_some for other in others)
 
 
+@pytest.mark.parametrize(("items", "comparison"), [(None, "differs"), (1, "not resolved")])
+def test_a_run_as_large_as_the_books_differs_where_it_finds_none_and_a_smaller_one_cannot_tell(
+    items, comparison, monkeypatch
+):
+    book, found = evaluated.published("prompt_reuse"), next(iter(published("prompt_reuse").values()))
+    # One token is written after each prompt, and reuse never changes it.
+    equal = {name: found[name].query("step == step.min()") for name in ("prompt_reuse", "reused_questions")}
+    few = {name: of[of["item"].isin(of["item"].unique()[:items])].assign(token=1) for name, of in equal.items()}
+    runs = {name: run for name, run in with_rows(found, **few).runs.items() if run}
+    monkeypatch.setattr(evaluated.records, "load", lambda folder: runs[folder.name])
+    own = evaluated._own("prompt_reuse", book, {name: name for name in runs})["statements"]["rounding-in-bf16"]
+    assert (own["outcome"], own["comparison"]) == ("fails", comparison)
+
+
 def test_a_run_is_held_against_its_own_kind_of_processor_where_that_was_recorded_and_decided():
     outcomes = {"one": "holds", "another": "fails", "a third": "not resolved"}
     published = {"processor": "one", "processors": outcomes}

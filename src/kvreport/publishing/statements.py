@@ -60,7 +60,7 @@ class Statement:
 
     @property
     def says_some(self) -> bool:
-        """Tell whether it says that there are some, which none among the few of another run cannot refute."""
+        """Tell whether it says that there are some, which a smaller run that finds none cannot refute."""
         must = self.must
         return (must.side, must.bound) == ("above", NONE) and not must.quantity.unit
 
