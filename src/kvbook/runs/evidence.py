@@ -32,7 +32,7 @@ OTHER_TEXTS = ("English prose", "chat")
 # Roles of runs on a kind of processor that has its name from another kind, or whose libraries were held back by the
 # environment: they are never joined with those of that name.
 HELD_BACK = "fewer instructions"
-OTHER_KINDS = ("Zen 3", HELD_BACK)
+OTHER_KINDS = ("Zen 3", "Zen 4", HELD_BACK)
 BESIDE = (*OTHER_TEXTS, *OTHER_KINDS)
 # Settings that say how many units a run has: of several runs joined, their sum.
 COUNTED = ("n_samples", "n_prompts")

@@ -67,7 +67,8 @@ class Cell:
     def recorded_on(self) -> set[str]:
         """Name the kinds of processor on which cited runs of these settings were made."""
         asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
-        cited = evidence.manifest().get(self.chapter, {}).get(self.role, ())
+        roles = (self.role, *evidence.OTHER_KINDS) if self.role == evidence.PUBLISHED else (self.role,)
+        cited = [name for role in roles for name in evidence.manifest().get(self.chapter, {}).get(role, ())]
         named = [name for name in cited if name.partition("/")[0] == self.experiment.name]
         runs = [records.load(paths.RECORDED_RUNS / name) for name in named]
         return {
