@@ -6,7 +6,7 @@ import importlib.util
 import json
 import operator
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -120,6 +120,11 @@ def published(chapter: str) -> dict[str, Found]:
 def printed(chapter: str) -> Found:
     """Read what the book prints: each experiment on the first processor that the manifest names for it."""
     return of_runs(chapter, evidence.printed(published_runs(chapter)))
+
+
+def behind(each: Iterable[Found], *names: str) -> list[Run]:
+    """List the runs that rows are made of on several processors."""
+    return [run for one in each for run in one.behind(*names)]
 
 
 def published_runs(chapter: str) -> dict[str, dict[str, Run]]:

@@ -318,14 +318,10 @@ STATEMENTS = {
     ),
     "what-moves-is-near-a-tie": always(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL),
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
-    "drift-stays-along-long-texts": always(DRIFT_GROWTH.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE),
-    "drift-stays-in-bf16-too": always(DRIFT_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),
+    "drift-stays-along-long-texts": always(DRIFT_GROWTH.where(bin=_FAR), "inside", _HALF_MORE),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "errors-stay-in-bf16": of_model(UNCACHED_ERROR_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),
-    "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(dtype="float32", bin=_FAR), "inside", _HALF_MORE),
-    "a-static-cache-drifts-as-far-in-bf16": here(
-        STATIC_DRIFT.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE
-    ),
+    "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(bin=_FAR), "inside", _HALF_MORE),
     "the-oldest-tokens-are-missed": of_model(FORGOTTEN, "above", _FIFTH_OF_A_NAT),
     "the-first-tokens-are-enough": of_model(FIRST_KEPT, "below", _FIFTIETH_OF_A_NAT),
     "other-early-tokens-are-not": of_model(NEXT_KEPT, "above", _FIFTH_OF_A_NAT),
