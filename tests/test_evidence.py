@@ -162,12 +162,11 @@ def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine_and_another_rev
     assert again.made
     assert again.folder.is_relative_to(paths.RUNS)
     assert again.hash == json.loads((folder / "run.json").read_text())["hash"]
-    newer = replace(ONE_ROW, revision=2)
-    assert newer.run(Settings()).hash != again.hash
+    assert replace(ONE_ROW, revision=2).run(Settings()).hash != again.hash
     assert "is of revision 1, and counting is at 2" in refusal(evidence.cited, "chapter", "role", {"counting": 2})
 
 
-@pytest.mark.parametrize("role", ["chat", "Zen 3", "fewer instructions"])
+@pytest.mark.parametrize("role", ["chat", "Zen 3", "Zen 4", "fewer instructions"])
 def test_runs_on_other_texts_or_kinds_of_processor_stand_by_themselves_behind_the_first_ones(folder, role):
     other = recording.record(ONE_ROW.run(Settings(seed=1)).folder)
     roles = {role: [str(other.relative_to(paths.RECORDED_RUNS))], "published": evidence.manifest()["chapter"]["role"]}
