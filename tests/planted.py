@@ -7,10 +7,14 @@ from typing import Any
 
 import pandas as pd
 
+from kvbook import paths
+from kvbook.runs.experiment import Experiment
 from kvbook.runs.records import Run
+from kvreport.publishing import evaluated
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 from kvreport.publishing.statements import check
+from kvreport.running import planning
 
 MACHINE = {"device": "cpu", "device_name": "a processor", "threads": 1, "torch": "2.13.0", "transformers": "5.23.0"}
 
@@ -59,3 +63,12 @@ def contradicted(chapter: str, name: str, experiment: str, where: str = "", **va
     statement = found_in.measures_of(chapter).STATEMENTS[name]
     borne_out = next(found for found in published(chapter).values() if check(statement, found).outcome == "holds")
     return check(statement, changed(borne_out, experiment, where, **values)).outcome
+
+
+def against_the_book(name: str, experiment: Experiment, **few: Any) -> dict[str, str]:
+    """Run a chapter's experiment as a default build does, but for some settings; compare sentences as a page does."""
+    (chapter,) = (one for one in planning.plan() if one.name == name)
+    run = experiment.run(experiment.settings.checked(**chapter.values() | few))
+    folders = {experiment.name: str(run.folder.relative_to(paths.RUNS))}
+    found = evaluated._own(name, evaluated.published(name), folders)["statements"]
+    return {statement: one["comparison"] for statement, one in found.items()}

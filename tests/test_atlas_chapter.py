@@ -166,12 +166,12 @@ def test_a_site_that_has_the_badges_of_the_cited_run_gets_them_no_second_time(mo
     app, drawn = SimpleNamespace(builder=SimpleNamespace(name="html"), outdir=str(tmp_path)), []
     monkeypatch.setattr(badges, "write", lambda rows, folder: folder.mkdir(exist_ok=True) or drawn.append(len(rows)))
     for _ in range(2):
-        site_badges._write(app, None)
+        site_badges.write(app, None)
     assert len(drawn) == 1
     assert drawn[0] > 150
     # Control: for another run they are made again; a build that failed makes none.
     (tmp_path / site_badges.FOLDER / ".made-of").write_text("another run")
-    site_badges._write(app, RuntimeError())
+    site_badges.write(app, RuntimeError())
     assert len(drawn) == 1
-    site_badges._write(app, None)
+    site_badges.write(app, None)
     assert len(drawn) == 2

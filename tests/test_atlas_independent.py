@@ -1,8 +1,6 @@
-"""The atlas, tried from outside: models by other rules, in a seeded order of the architectures.
+"""The atlas, tried from outside: models by other rules, in a seeded order of the architectures."""
 
-``python tests/independent_atlas.py`` does the same for every architecture.
-"""
-
+import os
 import random
 from contextlib import nullcontext
 
@@ -13,13 +11,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from kvreport.publishing import found
 
-COUNT = 12
+# All architectures, or a seeded dozen of those that run.
+COUNT = None if os.environ.get("KVBOOK_ALL_ARCHITECTURES") else 12
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def tried():
-    """Try architectures in a seeded order until a dozen are causal and were built."""
+    """Try architectures in a seeded order until a dozen are causal and were fed on every path."""
     names = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     random.Random(24).shuffle(names)
     found = {}
@@ -30,9 +29,13 @@ def tried():
             one = independent_atlas.try_out(name)
         except independent_atlas.NotBuilt:
             continue
-        if one["causal"] and len(one["tried"]) == len(independent_atlas.PATHS):
+        if one["causal"] and (COUNT is None or is_whole(one)):
             found[name] = one
     return found
+
+
+def is_whole(one) -> bool:
+    return len(one["tried"]) == len(independent_atlas.PATHS)
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +44,16 @@ def called():
 
 
 def test_no_architecture_of_a_seeded_dozen_differs_silently_under_row_invariance(tried):
-    assert len(tried) == COUNT
+    assert len(tried) == COUNT or len(tried) >= 120
     assert {name: one["silent"] for name, one in tried.items() if one["silent"]} == {}
-    assert sum("exact" in one["outcomes"] for one in tried.values()) >= COUNT - 2, "refusing everything is no answer"
+    assert sum("exact" in one["outcomes"] for one in tried.values()) >= 10, "refusing everything is no answer"
 
 
 def test_none_of_them_that_is_clean_is_called_a_bug_and_none_that_is_wrong_is_called_clean(tried, called):
-    assert {name for name, one in tried.items() if called[name] == "bug" and not one["wrong"]} == set()
-    assert {name for name, one in tried.items() if called[name] in ("rounding", "exact") and one["wrong"]} == set()
+    # Where a cached path could not be tried, nothing contradicts a verdict on it.
+    clean, wrong = ({name for name, one in tried.items() if bool(one["wrong"]) is of} for of in (False, True))
+    assert {name for name in clean if called[name] == "bug" and is_whole(tried[name])} == set()
+    assert {name for name in wrong if called[name] in ("rounding", "exact")} == set()
 
 
 @pytest.mark.parametrize("name", ["moshi", "mamba", "falcon_mamba", "git", "gpt_neo"])

@@ -13,7 +13,7 @@ from kvbook.measuring import choosing
 from kvreport.chapters.does_it_matter import writing
 from kvreport.chapters.does_it_matter.rows import NO_CACHE
 from kvreport.chapters.layer_drift import greedy_paths
-from kvreport.chapters.layer_drift.rows import METHODS
+from kvreport.chapters.layer_drift.rows import LOOPS
 from kvreport.chapters.models import greedy_samples
 from kvreport.chapters.static_cache import texts
 
@@ -52,7 +52,9 @@ def on_a_tie(llama):
 def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(on_a_tie):
     ids, choose = torch.tensor([[3, 4, 5]]), writing.Chooser("greedy", 0)
     with torch.inference_mode():
-        loops = {method: list(greedy_paths._decode(method, on_a_tie, ids, 5, None)) for method in METHODS}
+        loops = {loop: list(greedy_paths.decode_cached(on_a_tie, ids, 5, loop)) for loop in LOOPS}
+        others = (greedy_paths.decode_uncached, greedy_paths.decode_by_generate)
+        loops |= {decode.__name__: list(decode(on_a_tie, ids, 5)) for decode in others}
         written = {
             "uncached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose, NO_CACHE)],
             "cached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose)],

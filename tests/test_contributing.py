@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import mini_book
 import nbformat
 import pytest
 
@@ -103,7 +104,15 @@ def run(checkout):
 
 @pytest.fixture(scope="module")
 def kvbook(run):
-    return lambda *arguments: run(sys.executable, "-m", "kvbook", *arguments)
+    return lambda *commands, then="": run(sys.executable, "-c", mini_book.COMMANDS, *commands, then)
+
+
+@pytest.fixture(scope="module")
+def passed(run):
+    """Run its own tests, the rules for notebooks and imports, and the new path's; what pytest says."""
+    chosen = "-k", "not test_execution_paths or reordered"
+    files = [f"tests/test_{name}.py" for name in ("cache_bytes", "notebooks", "imports", "execution_paths")]
+    return run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen, *files)
 
 
 def test_a_guide_touches_no_more_files_than_it_says():
@@ -112,7 +121,7 @@ def test_a_guide_touches_no_more_files_than_it_says():
 
 
 def test_the_chapter_is_executed_with_both_figures(kvbook, checkout):
-    assert "15_cache_bytes: done after" in kvbook("build", "15_cache_bytes")
+    assert "15_cache_bytes: done after" in kvbook("build 15_cache_bytes")
     executed = nbformat.read(checkout / "_build/executed/15_cache_bytes.ipynb", as_version=4)
     for name in ("fig-cache-bytes", "fig-per-token"):
         assert name in json.dumps(executed)
@@ -120,8 +129,8 @@ def test_the_chapter_is_executed_with_both_figures(kvbook, checkout):
 
 
 def test_both_experiments_and_the_new_family_are_found_by_name(kvbook):
-    assert "2 rows in " in kvbook("run", "cache_bytes", "lengths=4,8", "model=pythia", "weights=random")
-    assert "2 rows in " in kvbook("run", "token_bytes")
+    said = kvbook("run cache_bytes lengths=4,8 model=pythia weights=random", "run token_bytes")
+    assert said.count("2 rows in ") == 2
 
 
 def test_published_its_sentence_has_its_number_and_its_statement_holds(run, kvbook):
@@ -129,24 +138,23 @@ def test_published_its_sentence_has_its_number_and_its_statement_holds(run, kvbo
     run("git", "init", "-q")
     run("git", "add", ".")
     run(*git, "commit", "-qm", "A chapter")
-    kvbook("evidence", "cache_bytes")
     asked = "from kvreport.publishing import evaluated\nbook = evaluated.published('cache_bytes')\n"
-    said = run(sys.executable, "-c", f"{asked}print(book['numbers'], book['statements']['as-predicted']['outcome'])")
+    told = "print(book['numbers'], book['statements']['as-predicted']['outcome'])"
+    said = kvbook("evidence cache_bytes", then=asked + told)
     assert "'PER_TOKEN tokens=16': '46,080'" in said
-    assert said.endswith(" holds\n")
+    assert "} holds\n" in said
 
 
-def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(run):
-    ours = ("tests/test_cache_bytes.py", "tests/test_notebooks.py", "tests/test_imports.py")
-    assert " passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ours)
+def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(passed):
+    for name in ("cache_bytes", "notebooks", "imports"):
+        assert re.search(f"^tests/test_{name}.py::.* PASSED", passed, re.MULTILINE)
 
 
-def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(run, kvbook, checkout):
-    said = kvbook("check", "llama", "--thorough", "--dtypes", "float32", "--samples", "1", "--tokens", "8")
+def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(passed, kvbook, checkout):
+    rows = checkout / "_build/atlas.jsonl"
+    of_page = "from kvreport.site import running\nassert 'reordered cache' in running.paths()"
+    thorough = "check llama --thorough --dtypes float32 --samples 1 --tokens 8"
+    said = kvbook(thorough, f"atlas llama --rows {rows}", then=of_page)
     assert re.search("^path +reordered cache +(rounding|exact): ", said, re.MULTILINE)
-    kvbook("atlas", "llama", "--rows", str(checkout / "_build/atlas.jsonl"))
-    assert '"reordered cache, drift"' in (checkout / "_build/atlas.jsonl").read_text("utf-8")
-    page = run(sys.executable, "-c", "from kvreport.site import running; print(running.paths())")
-    assert "reordered cache" in page
-    control = ("tests/test_execution_paths.py", "-k", "reordered")
-    assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *control)
+    assert '"reordered cache, drift"' in rows.read_text("utf-8")
+    assert len(re.findall("^tests/test_execution_paths.py::.*reordered.* PASSED", passed, re.MULTILINE)) == 2

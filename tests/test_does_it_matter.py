@@ -221,8 +221,7 @@ def test_rows_hold_every_way_and_scored_token_once_and_are_what_the_passes_give(
 
 
 def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
-    run = drift_by_position.EXPERIMENT.run(settings)
-    rows = run.rows
+    rows = drift_by_position.EXPERIMENT.run(settings).rows
     for _, one in rows.groupby(["dtype", "way", "sample"]):
         # 39 positions are read, in sixteenths of 2; the first of these is the prompt.
         assert one["n_tokens"].sum() == 39 - 2

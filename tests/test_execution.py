@@ -108,9 +108,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_chapter_is_stale_when_something_that_could_change_its_outputs_has_changed_and_only_then(root, change):
-    harm, why = CHANGES[change]
+@pytest.mark.parametrize(("harm", "why"), CHANGES.values(), ids=CHANGES)
+def test_a_chapter_is_stale_when_something_that_could_change_its_outputs_has_changed_and_only_then(root, harm, why):
     harm(root)
     before = only_chapter(root).executed.stat().st_mtime_ns
     if why:

@@ -49,7 +49,8 @@ def looped(model, name):
 
 
 TOOLS = {CHECK: checked, THOROUGH: checked_thoroughly, ATLAS: surveyed, VERIFY: verified, LOOP: looped}
-FAR = {name: path for name, path in thorough.paths_of(small_mistral().config, 128)[0].items() if path.n_tokens}
+PATHS_OF = thorough.paths_of(small_mistral().config, 128)[0]
+FAR = {name: path for name, path in PATHS_OF.items() if path.n_tokens != execution_paths.SHORT}
 CASES = [(tool, name, path) for tool in TOOLS for name, path in execution_paths.of(tool).items()]
 CASES += [(THOROUGH, *item) for item in FAR.items()]
 # What no path can be blamed for, and what this machine cannot do.

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import changed, on, published, run_of, with_rows, with_runs
+from planted import against_the_book, changed, on, published, run_of, with_rows, with_runs
 
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
@@ -12,9 +12,7 @@ from kvbook.models import corpus, kept, loading
 from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
 from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.publishing import evaluated
 from kvreport.publishing import found as found_in
-from kvreport.running import planning
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +24,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 
 def test_rows_hold_every_sample_layer_and_dtype_once(results):
-    keys = ["model", "dtype", "sample", "layer"]
-    assert not results["layer_drift"].duplicated(keys).any()
+    assert not results["layer_drift"].duplicated(["model", "dtype", "sample", "layer"]).any()
     # 2 models, 3 dtypes, 5 samples, embedding + 6 layers + logits.
     assert len(results["layer_drift"]) == 2 * 3 * 5 * 8
     assert set(results["layer_drift"]["weights"]) == {"local"}
@@ -247,10 +244,6 @@ def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_n
     monkeypatch.setattr(kept, "_kept", {})
     if harm:
         harm(monkeypatch)
-    (chapter,) = (one for one in planning.plan() if one.name == "layer_drift")
-    asked = chapter.values() | {"dtypes": ("float32",)}
-    run = by_layer.EXPERIMENT.run(by_layer.EXPERIMENT.settings.checked(**asked))
-    folders = {by_layer.EXPERIMENT.name: str(run.folder.relative_to(runs))}
-    statements = evaluated._own("layer_drift", evaluated.published("layer_drift"), folders)["statements"]
-    assert {name for name, one in statements.items() if one["comparison"] == "differs"} == differ
-    assert sum(one["comparison"] == "agrees" for one in statements.values()) >= 3
+    compared = against_the_book("layer_drift", by_layer.EXPERIMENT, dtypes=("float32",))
+    assert {name for name, word in compared.items() if word == "differs"} == differ
+    assert list(compared.values()).count("agrees") >= 3

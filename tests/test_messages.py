@@ -57,10 +57,6 @@ def test_on_apples_gpu_float64_is_run_on_the_processor_and_the_report_says_so(ll
     assert [drift.dtype for drift in found.drift] == ["float64", "float32"]
 
 
-def test_names_of_the_command_line_are_told_apart_by_case_with_a_hint(refused):
-    assert "did you mean moshi?" in refused("atlas", "Moshi")
-
-
 def test_cost_without_a_model_says_that_one_is_missing(kvbook_here):
     done = kvbook_here("models", "cost")
     assert done.returncode == 2

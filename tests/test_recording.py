@@ -100,10 +100,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_that_is_not_whole_or_was_edited_or_made_by_unknown_code_is_not_recorded(data, fault):
+@pytest.mark.parametrize(("harm", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_run_that_is_not_whole_or_was_edited_or_made_by_unknown_code_is_not_recorded(data, harm, message):
     run = make()
-    harm, message = FAULTS[fault]
     harm(run.folder)
     assert message in refusal(recording.record, run.folder)
     assert recording.recorded() == []
@@ -127,13 +126,13 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("harm", LATER)
-def test_what_is_done_to_a_recorded_run_is_found(data, harm):
+@pytest.mark.parametrize(("harm", "message"), LATER.values(), ids=LATER)
+def test_what_is_done_to_a_recorded_run_is_found(data, harm, message):
     folder = recording.record(make().folder)
     assert recording.verify() == (1, [])
-    LATER[harm][0](folder)
+    harm(folder)
     _, faults = recording.verify()
-    assert any(LATER[harm][1] in fault for fault in faults), faults
+    assert any(message in fault for fault in faults), faults
 
 
 PRIVATE = {
@@ -148,10 +147,9 @@ PRIVATE = {
 }
 
 
-@pytest.mark.parametrize("what", PRIVATE)
-def test_what_names_a_person_or_holds_a_secret_is_not_recorded(data, monkeypatch, what):
+@pytest.mark.parametrize(("values", "message"), PRIVATE.values(), ids=PRIVATE)
+def test_what_names_a_person_or_holds_a_secret_is_not_recorded(data, monkeypatch, values, message):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-sings-here")
-    values, message = PRIVATE[what]
     said = refusal(recording.record, make(**values).folder)
     assert message in said
     assert not any(secret in said for secret in ("canary", "a1B2"))

@@ -86,9 +86,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_tables_are_refused_in_one_line_that_says_what_is_wrong(case):
-    a, b, words = BAD[case]
+@pytest.mark.parametrize(("a", "b", "words"), BAD.values(), ids=BAD)
+def test_bad_tables_are_refused_in_one_line_that_says_what_is_wrong(a, b, words):
     assert words in refusal(kvbook.check_scores, a, b)
 
 
@@ -180,10 +179,9 @@ DUMPS = {
 }
 
 
-@pytest.mark.parametrize("name", DUMPS)
+@pytest.mark.parametrize("dump", DUMPS.values(), ids=DUMPS)
 @pytest.mark.parametrize("as_tensors", [True, False])
-def test_a_dump_of_a_trainer_holds_both_sides(name, as_tensors, tmp_path):
-    dump = DUMPS[name]
+def test_a_dump_of_a_trainer_holds_both_sides(dump, as_tensors, tmp_path):
     if as_tensors:
         read = [adapters.of(dump).frame([{key: torch.tensor(of) for key, of in dump.items()}], side)
                 for side in ("rollout", "trainer")]
@@ -206,8 +204,7 @@ def test_what_vllm_returns_is_a_table_with_its_likeliest_tokens(tmp_path):
     read = adapters.VLLM.frame(outputs)
     pd.testing.assert_frame_equal(read[list(EXPECTED)], EXPECTED)
     assert read["top_tokens"].tolist() == [[11, 7], [12, 7], [13], [14, 7], [15, 7]]
-    dumped = json.dumps(outputs, default=vars)
-    (tmp_path / "dump.json").write_text(dumped)
+    (tmp_path / "dump.json").write_text(json.dumps(outputs, default=vars))
     pd.testing.assert_frame_equal(tables.read(tmp_path / "dump.json"), read)
 
 

@@ -171,7 +171,7 @@ def rereading(folder: Path, chapters: tuple[str, ...] = (), **texts: str):
     of = {folder / f"{name}.md": SimpleNamespace(name=name, executed=folder / f"{name}.ipynb") for name in chapters}
     env = SimpleNamespace(found_docs=set(texts), doc2path=lambda docname: folder / f"{docname}.md")
     app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters=of)
-    return lambda: executed._read_again_what_was_run_again(app, env, set(), set(), set())
+    return lambda: executed.read_again_what_was_run_again(app, env, set(), set(), set())
 
 
 def test_pages_are_read_again_when_the_code_that_fills_them_changes(tmp_path, monkeypatch):
@@ -244,12 +244,11 @@ def test_a_chapter_is_printed_and_linked_when_asked_for_and_not_linked_otherwise
     assert len(content) > 10_000
 
 
-def test_without_a_browser_the_build_stops_with_one_line_that_says_what_to_do(root, tmp_path):
-    code = "from kvreport.site import pdf; pdf.print_page(pdf.Path('x'), pdf.Path('y/x.pdf'))"
-    stopped = mini_book.run(root, "-c", code, PATH=str(tmp_path))
-    assert stopped.returncode != 0
-    said = stopped.stdout.strip().splitlines()[-1]
-    assert said.endswith("no Chromium to print PDFs with: install it, or name one in KVBOOK_CHROMIUM")
+def test_without_a_browser_the_build_stops_with_one_line_that_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.delenv("KVBOOK_CHROMIUM", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = refusal(pdf.print_page, tmp_path / "page.html", tmp_path / "pdf" / "page.pdf")
+    assert said == "no Chromium to print PDFs with: install it, or name one in KVBOOK_CHROMIUM"
 
 
 def test_a_browser_that_prints_nothing_is_not_believed(tmp_path, monkeypatch):
@@ -317,13 +316,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_copy_that_is_no_good_run_of_its_source_is_refused(root, what):
+@pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_copy_that_is_no_good_run_of_its_source_is_refused(root, change, said):
     source, executed = before = mini_book.notebook(), copy_of(root)
     kept = copy.deepcopy(before)
     joined(source, executed)
     assert (source, executed) == kept, "joining changes a notebook"
-    change, said = REFUSED[what]
     change(executed)
     assert said in refusal(joined, source, executed)
 

@@ -548,7 +548,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_does_not_belong_together_stops_the_build_in_one_line(chapter, fault):
-    text, message = FAULTS[fault]
+@pytest.mark.parametrize(("text", "message"), FAULTS.values(), ids=FAULTS)
+def test_what_does_not_belong_together_stops_the_build_in_one_line(chapter, text, message):
     assert message in refusal(said, text)

@@ -5,21 +5,10 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from refusing import refusal
 from safetensors.torch import load_file, save_file
 from small_models import SMALL, asked
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    FalconConfig,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MambaConfig,
-    MixtralConfig,
-    MptConfig,
-    Qwen2Config,
-)
 
 from kvbook import paths
 from kvbook.diagnosis import check, kept_calls, layerwise, rows
@@ -36,13 +25,13 @@ from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 SHAPE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2}
 WIDE = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
 MODELS = {
-    "llama": LlamaConfig(**WIDE, tie_word_embeddings=False),
-    "tied and sharded qwen2": Qwen2Config(**WIDE, tie_word_embeddings=True),
-    "gpt2": GPT2Config(**SMALL, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.2),
-    "falcon": FalconConfig(**SHAPE, alibi=False, multi_query=True, use_cache=True),
-    "mpt, no cache by default": MptConfig(**SMALL, d_model=32, n_heads=4, n_layers=3, max_seq_len=64),
-    "gemma3, a window of 5": Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=5, layer_types=None),
-    "experts": MixtralConfig(**WIDE, num_local_experts=4),
+    "llama": transformers.LlamaConfig(**WIDE, tie_word_embeddings=False),
+    "tied and sharded qwen2": transformers.Qwen2Config(**WIDE, tie_word_embeddings=True),
+    "gpt2": transformers.GPT2Config(**SMALL, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.2),
+    "falcon": transformers.FalconConfig(**SHAPE, alibi=False, multi_query=True, use_cache=True),
+    "mpt, no cache by default": transformers.MptConfig(**SMALL, d_model=32, n_heads=4, n_layers=3, max_seq_len=64),
+    "gemma3, a window of 5": transformers.Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=5, layer_types=None),
+    "experts": transformers.MixtralConfig(**WIDE, num_local_experts=4),
 }
 DTYPES = ("float64", "float32", "bfloat16")
 TEXTS = [corpus.Sample(index, "file", 0, list(range(11 + index, 19 + index))) for index in range(2)]
@@ -67,13 +56,13 @@ def opened(folder, dtypes=DTYPES):
 
 
 def in_memory(folder, dtype):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     in_fp64.experts_one_by_one(model)
     return list(rows.rows_of(model, dtype, TEXTS, together=4))
 
 
 def layer_by_layer(models, to, done=lambda _part: None):
-    return layerwise.rows_of(models, TEXTS, 0, 4, done, KeptCalls(to / "kept.safetensors"), {})[0]
+    return layerwise.rows_of(models, TEXTS, 0, done, KeptCalls(to / "kept.safetensors"), {})[0]
 
 
 def test_rows_of_streamed_weights_are_equal_in_every_bit_to_those_of_a_model_in_memory(folder, tmp_path):
@@ -95,9 +84,9 @@ def made(tmp_path_factory):
 def test_a_cache_that_is_switched_off_is_measured_on_and_off_in_one_reading_of_the_weights(tmp_path):
     parts, models = [], opened(saved("mpt, no cache by default", tmp_path), ["float32"])
     kept = KeptCalls(tmp_path / "kept.safetensors")
-    off, on = layerwise.rows_of(models, TEXTS, 0, 4, parts.append, kept, {}, {"use_cache": True})
+    off, on = layerwise.rows_of(models, TEXTS, 0, parts.append, kept, {}, {"use_cache": True})
     assert len(parts) <= len(set(parts)) + 1
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert off["float32"] == list(rows.rows_of(model, "float32", TEXTS, together=4))
     assert on["float32"] == list(rows.rows_of(model, "float32", TEXTS, together=4, use_cache=True))
     assert {row["held"] for row in off["float32"]} == {0}
@@ -210,8 +199,8 @@ def test_the_check_says_the_same_with_and_without_streaming(llama_folder, text_f
 def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(tmp_path, text_folder, capfd):
     folder = tmp_path / "mamba"
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(paths.STANDINS / "llama")
-    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(paths.STANDINS / "llama")
+    config = transformers.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)
     loading.from_config(config, torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     settings = {"n_samples": 1, "n_tokens": 6, "dtypes": "float32"}
@@ -277,7 +266,8 @@ def test_the_chapter_on_layer_drift_measures_equal_rows_in_little_memory(
 def test_the_chapter_on_bug_or_rounding_measures_equal_rows_in_little_memory(
     family_folders, text_folder, in_little_memory
 ):
-    families = [str(family_folders[name]) for name in ("mpt", "falcon", "roberta")]
+    # A causal model and a masked one: other architectures are streamed above, and by the chapter on the blog post.
+    families = [str(family_folders["roberta"])]
     given = {"model": str(family_folders["llama"]), "families": families, "corpus": str(text_folder)}
     given |= {"n_samples": 1, "n_tokens": 12, "dtypes": "float64,bfloat16"}
     whole, parts = (BugOrRoundingSettings.checked(**given, memory=memory) for memory in (None, "0.001MB"))

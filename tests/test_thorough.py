@@ -69,9 +69,9 @@ def test_boundaries_are_found_by_what_configurations_call_them():
 def test_a_boundary_that_is_too_far_away_is_listed_and_a_long_text_left_out_beside_a_farther_one():
     paths, too_far = thorough.paths_of(MistralConfig(sliding_window=100_000), None)
     assert too_far == ["sliding window at 100,000"]
-    assert [path.n_tokens for path in paths.values() if path.n_tokens] == [thorough.LONG]
+    assert [path.n_tokens for path in paths.values() if path.n_tokens != thorough.SHORT] == [thorough.LONG]
     paths, _ = thorough.paths_of(MistralConfig(sliding_window=300), None)
-    assert [path.n_tokens for path in paths.values() if path.n_tokens] == [301]
+    assert [path.n_tokens for path in paths.values() if path.n_tokens != thorough.SHORT] == [301]
 
 
 def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(save, text_folder, injected):

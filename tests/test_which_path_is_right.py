@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import run_of
+from planted import against_the_book, run_of
 from torch.nn import functional
 from transformers import cache_utils
 
@@ -13,10 +13,8 @@ from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvreport.chapters.which_path_is_right import measures, path_errors, rows, tables
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
-from kvreport.publishing import evaluated, verdicts
 from kvreport.publishing import found as found_in
-from kvreport.running import planning
-from kvreport.site import ledger
+from kvreport.publishing import verdicts
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -152,8 +150,7 @@ def test_the_next_tokens_are_those_of_the_text(results, settings):
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens + 1))
     logits = loaded.model(torch.tensor([sample.ids])).logits[0]
     where = f"model == 'small-llama' and dtype == 'float32' and place == 'logits' and path == {rows.CACHED!r}"
-    own = results["path_errors"].query(f"{where} and sample == 0")
-    last = own.iloc[-1]
+    last = results["path_errors"].query(f"{where} and sample == 0").iloc[-1]
     expected = -torch.log_softmax(logits.double(), -1)[int(last["position"]), sample.ids[int(last["position"]) + 1]]
     assert last["nats"] == pytest.approx(expected.item(), abs=1e-5)
     assert last["nats_reference"] == pytest.approx(expected.item(), abs=1e-5)
@@ -178,8 +175,7 @@ def test_ties_are_no_ones_success(results):
 
 
 def test_noise_about_zero_has_nothing_in_common_and_a_shift_has():
-    generator = np.random.default_rng(1)
-    noise = generator.normal(size=(12, 50))
+    noise = np.random.default_rng(1).normal(size=(12, 50))
     for means, low, high in ((noise, -0.1, 0.1), (noise + 1, 0.4, 0.6)):
         found = measures.common_share(means, np.square(means).mean(1))
         assert low < found.low < found.value < found.high < high
@@ -193,11 +189,6 @@ def test_a_second_chapter_judges_the_claims_that_name_it_in_a_table_of_its_own(r
     assert measures.CLAIMS.table == "tab-claims-issue-25420-which-path"
     with pytest.raises(ValueError, match="caching-loses-precision"):
         verdicts.Claims("issue-25420", {}, f"03_{NAME}").judged(results)
-
-
-def test_the_table_of_a_second_chapter_belongs_to_its_document():
-    tables = ("tab-claims-issue-25420-which-path", "tab-claims-issue-25420", "tab-claims-issue-2542")
-    assert [ledger._document(table) for table in tables] == ["issue-25420", "issue-25420", "issue-2542"]
 
 
 # A default build can disagree with the book: what harms the model changes statements that are named here beforehand.
@@ -237,12 +228,9 @@ def test_harmed_arithmetic_changes_the_statements_named_and_sound_arithmetic_cha
 ):
     if harm:
         harm(monkeypatch)
-    (chapter,) = (one for one in planning.plan() if one.name == NAME)
-    run = path_errors.EXPERIMENT.run(path_errors.EXPERIMENT.settings.checked(**chapter.values() | FEW))
-    folders = {path_errors.EXPERIMENT.name: str(run.folder.relative_to(runs))}
-    statements = evaluated._own(NAME, evaluated.published(NAME), folders)["statements"]
-    found = {name for name, one in statements.items() if one["comparison"] == "differs"}
+    compared = against_the_book(NAME, path_errors.EXPERIMENT, **FEW)
+    found = {name for name, word in compared.items() if word == "differs"}
     # On some processors the harm shows in further ones.
     assert found >= differ
     assert bool(found) == bool(harm)
-    assert sum(one["comparison"] == "agrees" for one in statements.values()) >= (1 if harm else 3)
+    assert list(compared.values()).count("agrees") >= (1 if harm else 3)

@@ -125,8 +125,8 @@ def _tried(
             drifts[dtype] = [off.max().item() for off in offs]
             # Of the finest dtype that there is.
             if dtype == min(drifts, key=UNIT_ROUNDOFF.get):
-                first = [at for off in offs if (at := _first_wrong(off, dtype)) is not None]
-                found |= {f"{path}, first wrong position": min(first)} if first else {}
+                wrong = (torch.stack(offs) > verdict.LIMIT * UNIT_ROUNDOFF[dtype]).any(0)
+                found |= {f"{path}, first wrong position": int(wrong.nonzero()[0])} if wrong.any() else {}
     if fed.refed is not None:
         found[f"{WHOLE}, tokens fed"] = fed.refed
 
@@ -135,9 +135,3 @@ def _off(path: execution_paths.Path, fed: feeding.Fed, ids: torch.Tensor, whole:
     """Return by how much each position's logits are off, over the spread of the full pass."""
     expected, found = path.compared(fed, ids, whole)
     return agreement.over_spread(expected, found, whole.cpu().double().std())[0]
-
-
-def _first_wrong(off: torch.Tensor, dtype: str) -> int | None:
-    """Return the first position that is off by more than rounding."""
-    wrong = (off > verdict.LIMIT * UNIT_ROUNDOFF[dtype]).nonzero()
-    return int(wrong[0]) if len(wrong) else None

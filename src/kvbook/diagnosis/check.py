@@ -3,34 +3,33 @@
 It runs the checkpoint as it is, in as many dtypes as the verdict needs, and says in a few lines what it found.
 """
 
+import math
 import sys
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
 import torch
 import transformers
-from torch.utils.hooks import RemovableHandle
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvbook import __version__, older, progress
 from kvbook.diagnosis import known, refusals, storage, thorough, verdict, wrong_pass
 from kvbook.diagnosis.little_memory import LittleMemory
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
-from kvbook.diagnosis.rows import by_way, rows_of, samples_of, suspicious_layer, worst
+from kvbook.diagnosis.rows import TOGETHER, by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import costs, in_fp64
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import corpus, decoders, loading, placement, sources
+from kvbook.models import decoders, loading, placement, sources
 
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ENOUGH = 2
-# Texts that are fed together.
-_TOGETHER = 4
 # Parameters from which on time and memory are predicted before anything is loaded.
 _LARGE = 1e9
 
@@ -71,64 +70,64 @@ def check(settings: CheckSettings) -> Outcome:
         the corpus is too small.
     """
     start = time.monotonic()
-    model, weights = settings.model, settings.weights
-    where = sources.resolve(model, weights)
-    refusals.refuse_encoder(where.name, where.config)
-    identity, config = loading.describe(model, weights), where.config
-    limit = identity["context_length"]
-    n_tokens = min(settings.n_tokens, limit or settings.n_tokens)
-    texts = samples_of(loading.tokenizer(model, weights), settings.corpus, settings.n_samples, n_tokens)
-    planned = settings.dtypes or DTYPES
-    wanted = len(planned) if settings.dtypes else _ENOUGH
-    little = None
-    if settings.memory:
-        little = LittleMemory(settings, config, texts, planned, wanted, _TOGETHER)
-        planned = (*little.left_out, *little.dtypes)
-    elif identity["parameters"] > _LARGE:
-        _announce(config, identity, settings, texts, planned, wanted)
-    paths, too_far = thorough.paths_of(config, limit) if settings.thorough else ({}, [])
-    measured = _Measured(settings, identity["name"], texts, paths, little)
-    work = progress.Work(_amount(planned[:wanted], texts), "check")
-    left_out = {}
-    for dtype in planned:
-        try:
-            certain = measured.add(dtype, work)
-        except refusals.OfTheModelError:
-            raise
-        except UserError as error:
-            left_out[dtype] = error
-            continue
-        if certain and settings.dtypes is None and not settings.thorough:
-            break
-    if not measured.rows:
-        raise next(iter(left_out.values()))
-    not_tried = _not_tried({row["dtype"] for row in measured.rows} | set(left_out), texts, paths, too_far)
-    packed = weights not in sources.DRAWN and getattr(config, "quantization_config", None) is not None
-    not_tried += [_GROUPED] * measured.experts_apart + [_ON_CPU] * measured.on_cpu + [_PACKED] * packed
-    not_tried += [_ONE_SOURCE] * decoders.has_encoder(config)
+    measured = _Measured(settings)
+    left_out = measured.in_dtypes()
+    identity = measured.identity
     return Outcome(
         model=identity["name"], weights=identity["weights"], layers=identity["layers"],
-        parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(), texts=len(texts),
-        tokens=_longest(texts), left_out={dtype: refusals.reason(error) for dtype, error in left_out.items()},
-        not_tried=not_tried, seconds=time.monotonic() - start,
+        parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(),
+        texts=len(measured.texts), tokens=measured.longest,
+        left_out={dtype: refusals.reason(error) for dtype, error in left_out.items()},
+        not_tried=measured.not_tried(left_out), seconds=time.monotonic() - start,
         versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         **measured.judged(),
     )
 
 
 class _Measured:
-    """What the dtypes have shown so far: rows of texts, of other paths and of storage."""
+    """A checkpoint, what is tried on it, and what the dtypes have shown: rows of texts, of other paths, of storage."""
 
-    def __init__(
-        self, settings: CheckSettings, name: str, texts: list[corpus.Sample], paths: dict[str, thorough.Path],
-        little: LittleMemory | None,
-    ) -> None:
-        self.little = little
-        self.settings, self.name, self.texts, self.paths, self.open = settings, name, texts, paths, paths
-        self.rows, self.again, self.deep, self.moves = [], [], [], []
+    def __init__(self, settings: CheckSettings) -> None:
+        self.settings, model, weights = settings, settings.model, settings.weights
+        where = sources.resolve(model, weights)
+        refusals.refuse_encoder(where.name, where.config)
+        self.config, self.identity = where.config, loading.describe(model, weights)
+        self.name, limit = self.identity["name"], self.identity["context_length"]
+        n_tokens = min(settings.n_tokens, limit or settings.n_tokens)
+        self.texts = samples_of(loading.tokenizer(model, weights), settings.corpus, settings.n_samples, n_tokens)
+        self.longest = max(len(text.ids) for text in self.texts)
+        self.n_batches = math.ceil(len(self.texts) / TOGETHER)
+        self.planned = settings.dtypes or DTYPES
+        wanted = len(settings.dtypes or ()) or _ENOUGH
+        self.little = None
+        if settings.memory:
+            self.little = LittleMemory(settings, self.config, self.texts, self.planned, wanted)
+            self.planned = (*self.little.left_out, *self.little.dtypes)
+        elif self.identity["parameters"] > _LARGE:
+            self._announce(wanted)
+        self.paths, self.too_far = thorough.paths_of(self.config, limit) if settings.thorough else ({}, [])
+        self.work = progress.Work(self._amount(self.planned[:wanted]), "check")
+        self.open, self.rows, self.again, self.deep, self.moves = self.paths, [], [], [], []
         self.use_cache, self.experts_apart, self.on_cpu, self.wrong_pass = None, False, False, None
 
-    def add(self, dtype: str, work: progress.Work) -> bool:
+    def in_dtypes(self) -> dict[str, UserError]:
+        """Measure as many dtypes as are needed; return why others were left out."""
+        left_out = {}
+        for dtype in self.planned:
+            try:
+                certain = self.add(dtype)
+            except refusals.OfTheModelError:
+                raise
+            except UserError as error:
+                left_out[dtype] = error
+                continue
+            if certain and self.settings.dtypes is None and not self.settings.thorough:
+                break
+        if not self.rows:
+            raise next(iter(left_out.values()))
+        return left_out
+
+    def add(self, dtype: str) -> bool:
         """Measure one dtype; tell whether no further one can change the verdict, or two agree on one."""
         asked = self.settings
         # Float64 on the processor where the device has none: whether a cache is right is no matter of place.
@@ -142,7 +141,9 @@ class _Measured:
         if dtype == "float64":
             self.experts_apart = self.little.experts_apart if self.little else in_fp64.experts_one_by_one(model)
         # Streamed, layers are counted, and not calls.
-        counting = nullcontext() if self.little else _counted(model, dtype, work)
+        counting = nullcontext() if self.little else model.register_forward_hook(
+            lambda _model, arguments, _output: self.work.advance(_pieces(dtype, arguments[0].shape[1]))
+        )
         with refusals.in_one_line(self.name), counting:
             # Where the configuration says nothing, the caller does, as `generate` does.
             found = self._rows_of(model, dtype, **{"use_cache": True} if self.use_cache is None else {})
@@ -152,7 +153,9 @@ class _Measured:
                 self.again += self._rows_of(model, dtype, use_cache=True)
             self.rows += found
         if self.open and len({row["dtype"] for row in self.deep}) < _ENOUGH:
-            self.deep += self._deep(model, dtype)
+            ids = [token for text in self.texts for token in text.ids]
+            work = progress.Work(sum(path.n_tokens for path in self.open.values()), f"check, other paths in {dtype}")
+            self.deep += thorough.rows_of(model, dtype, ids, self.open, work.advance)
             self.open = thorough.still_open(self.open, self.deep)
         finding = worst(by_way(pd.DataFrame(self.rows), asked.seed))[1]
         certain = any(not multiple <= verdict.LIMIT for multiple in finding.roundoffs.values()) or (
@@ -164,16 +167,16 @@ class _Measured:
                 refusals.refuse_reference(self.name, model, found, self.texts, streamed=bool(self.little))
             self.wrong_pass = None if self.little else self._wrong_pass(model)
         if asked.cache_dtype or (finding.kind == "bug" and not self.little):
-            self.moves += _moves(model, dtype, self.texts, asked)
+            self.moves += self._moves(model, dtype)
         return certain
 
     def _rows_of(self, model: PreTrainedModel, dtype: str, **options: Any) -> list[dict[str, Any]]:
         if self.little and (found := self.little.rows(dtype, **options)) is not None:
             return found
-        return list(rows_of(model, dtype, self.texts, self.settings.seed, together=_TOGETHER, **options))
+        return list(rows_of(model, dtype, self.texts, self.settings.seed, together=TOGETHER, **options))
 
     def _wrong_pass(self, model: PreTrainedModel) -> str:
-        texts = [torch.tensor([text.ids], device=model.device) for text in self.texts[:_TOGETHER]]
+        texts = [torch.tensor([text.ids], device=model.device) for text in self.texts[:TOGETHER]]
         try:
             said, why = wrong_pass.find(model, texts)
         # A class may lack a way to fill its cache.
@@ -181,10 +184,56 @@ class _Measured:
             said, why = wrong_pass.UNTOLD, [f"raises {type(error).__name__}"]
         return f"{said}: {'; '.join(why)}"
 
-    def _deep(self, model: PreTrainedModel, dtype: str) -> list[dict[str, Any]]:
-        ids = [token for text in self.texts for token in text.ids]
-        work = progress.Work(sum(map(thorough.n_tokens, self.open.values())), f"check, other paths in {dtype}")
-        return list(thorough.rows_of(model, dtype, ids, self.open, work.advance))
+    def _moves(self, model: PreTrainedModel, dtype: str) -> list[dict[str, Any]]:
+        """Measure what storage in fewer bits than a dtype's does: in the declared format, or else in every one."""
+        declared = self.settings.cache_dtype
+        if not (names := storage.narrower(dtype, declared)):
+            return []
+        try:
+            found = list(storage.rows_of(model, dtype, self.texts, names, self.settings.seed, use_cache=True))
+        # A class may want more of its cache than it hands over; undeclared, this would only have explained a verdict.
+        except Exception:
+            found = []
+        if any(row["drift"] for row in found):
+            return found
+        if declared:
+            unknown = "what rounding does to this model's cache cannot be measured"
+            raise refusals.OfTheModelError(f"--cache-dtype {declared}: {unknown}")
+        return []
+
+    def not_tried(self, left_out: Collection[str]) -> list[str]:
+        """List what the check says nothing of."""
+        seen = {row["dtype"] for row in self.rows} | set(left_out)
+        found = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
+        if self.paths:
+            longest = max(self.longest, *(path.n_tokens for path in self.paths.values()))
+            found += [f"{path}: too long a text" for path in self.too_far]
+            found.append(f"texts of more than {longest:,} tokens: --tokens")
+        else:
+            found.append(_OTHER_PATHS)
+        quantized = getattr(self.config, "quantization_config", None) is not None
+        packed = self.settings.weights not in sources.DRAWN and quantized
+        found += [_GROUPED] * self.experts_apart + [_ON_CPU] * self.on_cpu + [_PACKED] * packed
+        return found + [_ONE_SOURCE] * decoders.has_encoder(self.config)
+
+    def _amount(self, dtypes: tuple[str, ...]) -> float:
+        """Foresee the work of all calls."""
+        length = self.longest
+        calls = [length, 2, *[1] * (length - 2), length // 2, length - length // 2]
+        return self.n_batches * sum(_pieces(dtype, n_tokens) for dtype in dtypes for n_tokens in calls)
+
+    def _announce(self, wanted: int) -> None:
+        """Say what a large model will take, before it is loaded."""
+        asked = self.settings
+        free = placement.free_bytes(placement.device_of(asked.device))
+        sizes = {dtype: self.identity["parameters"] * getattr(torch, dtype).itemsize for dtype in self.planned}
+        if fit := [dtype for dtype, size in sizes.items() if size < free][:wanted]:
+            cost = costs.predict(
+                self.config, fit, self.longest * min(len(self.texts), TOGETHER), n_passes=2 * self.n_batches,
+                n_steps=self.n_batches * (self.longest - 2), device=asked.device,
+            )
+            said = f"{self.name} in {', '.join(fit)} takes {cost.line()}, loading apart"
+            print(f"kvbook: {said}", file=sys.stderr, flush=True)
 
     def judged(self) -> dict[str, Any]:
         """Return the fields of an `Outcome`; a bug on another path decides if it is the only one."""
@@ -208,7 +257,8 @@ class _Measured:
         at_fault = {each.path for each in fields["paths"] if each.verdict == "bug"}
         # What the atlas knows, where nothing else was found.
         if not fields["cause"] and (fault := known.fault(self.model_type, at_fault, transformers.__version__)):
-            fields |= {"cause": f"known of {self.model_type}: {fault.cause}", "remedy": fault.remedy}
+            cause, remedy = fault
+            fields |= {"cause": f"known of {self.model_type}: {cause}", "remedy": remedy}
         return fields
 
 
@@ -266,26 +316,6 @@ def judged(
     }
 
 
-def _moves(
-    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], settings: CheckSettings
-) -> list[dict[str, Any]]:
-    """Measure what storage in fewer bits than a dtype's does: in the declared format, or else in every one."""
-    declared = settings.cache_dtype
-    if not (names := storage.narrower(dtype, declared)):
-        return []
-    try:
-        found = list(storage.rows_of(model, dtype, texts, names, settings.seed, use_cache=True))
-    # A class may want more of its cache than what it hands over; undeclared, this would only have explained a verdict.
-    except Exception:
-        found = []
-    if any(row["drift"] for row in found):
-        return found
-    if declared:
-        unknown = "what rounding does to this model's cache cannot be measured"
-        raise refusals.OfTheModelError(f"--cache-dtype {declared}: {unknown}")
-    return []
-
-
 def _finite(number: float) -> float | None:
     return number if abs(number) < float("inf") else None
 
@@ -303,58 +333,6 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
     return None, _LOOK_AT_LAYER
 
 
-def _longest(texts: list[corpus.Sample]) -> int:
-    return max(len(text.ids) for text in texts)
-
-
-def _not_tried(
-    seen: set[str], texts: list[corpus.Sample], paths: dict[str, thorough.Path], too_far: list[str]
-) -> list[str]:
-    dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
-    if not paths:
-        return [*dtypes, _OTHER_PATHS]
-    longest = max(_longest(texts), *map(thorough.n_tokens, paths.values()))
-    far = [f"{path}: too long a text" for path in too_far]
-    return [*dtypes, *far, f"texts of more than {longest:,} tokens: --tokens"]
-
-
-# Progress.
-
-
 def _pieces(dtype: str, n_tokens: int) -> float:
     # A call reads all weights once, and computes with every token.
     return UNIT_ROUNDOFF[dtype] ** -0.1 * (1 + n_tokens / 16)
-
-
-def _amount(dtypes: tuple[str, ...], texts: list[corpus.Sample]) -> float:
-    length = _longest(texts)
-    calls = [length, 2, *[1] * (length - 2), length // 2, length - length // 2]
-    return _batches(texts) * sum(_pieces(dtype, n_tokens) for dtype in dtypes for n_tokens in calls)
-
-
-def _batches(texts: list[corpus.Sample]) -> int:
-    return -(-len(texts) // _TOGETHER)
-
-
-def _counted(model: PreTrainedModel, dtype: str, work: progress.Work) -> RemovableHandle:
-    """Count every call of a model as work that is done, in a ``with`` block."""
-    return model.register_forward_hook(
-        lambda _model, arguments, _output: work.advance(_pieces(dtype, arguments[0].shape[1]))
-    )
-
-
-def _announce(
-    config: PretrainedConfig, identity: dict[str, Any], settings: CheckSettings, texts: list[corpus.Sample],
-    planned: tuple[str, ...], wanted: int,
-) -> None:
-    """Say what a large model will take, before it is loaded."""
-    free = placement.free_bytes(placement.device_of(settings.device))
-    fit = [dtype for dtype in planned if identity["parameters"] * getattr(torch, dtype).itemsize < free][:wanted]
-    if fit:
-        length, batches = _longest(texts), _batches(texts)
-        cost = costs.predict(
-            config, fit, length * min(len(texts), _TOGETHER), n_passes=2 * batches, n_steps=batches * (length - 2),
-            device=settings.device,
-        )
-        said = f"{identity['name']} in {', '.join(fit)} takes {cost.line()}, loading apart"
-        print(f"kvbook: {said}", file=sys.stderr, flush=True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # The tools.
 CHECK, THOROUGH, ATLAS, VERIFY, LOOP = "check", "check --thorough", "atlas", "verify", "check_step"
+# Tokens of the short texts of ``--thorough``.
+SHORT = 20
 
 
 class NoCache(Exception):
@@ -47,8 +49,8 @@ class Path:
         The tools that try it.
     called : mapping of str to str
         What tools call it that do not use its name.
-    n_tokens : int or None
-        Tokens that it needs, where that is not for the tool to say.
+    n_tokens : int
+        Tokens of the text that ``--thorough`` tries it on.
     """
 
     name: str
@@ -59,7 +61,7 @@ class Path:
     excuse: "Callable[[PreTrainedModel], str | None]" = lambda _model: None
     tools: tuple[str, ...] = (THOROUGH, ATLAS)
     called: Mapping[str, str] = field(default_factory=dict)
-    n_tokens: int | None = None
+    n_tokens: int = SHORT
 
     def compared(self, fed: Any, ids: "Tensor", whole: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":
         """Return what should agree, and what the path gives; `whole` is the full pass, where it is known already."""
@@ -146,7 +148,7 @@ PATHS = (
     Path(
         "left padding, token by token", "mask_not_extended",
         "extend attention_mask by each new token, and count position_ids from the first real token",
-        feed=lambda fed, ids: fed.left_padded_in_parts(ids, steps(ids.shape[1])),
+        feed=lambda fed, ids: fed.padded_in_parts(ids, 0, steps(ids.shape[1])),
     ),
     Path(
         "static cache, full", "last_slot_lost", "use a dynamic cache",

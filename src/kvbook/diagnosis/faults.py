@@ -41,12 +41,8 @@ def _length(cache: Cache | None) -> int:
     return 0 if cache is None else int(cache.get_seq_length())
 
 
-# What a call becomes: given the stock forward, the ids, the cache and further arguments.
-_Call = Callable[[Callable[..., Any], torch.Tensor, Cache | None, dict[str, Any]], Any]
-
-
-def _calls(model: PreTrainedModel, call: _Call) -> Injected:
-    """Change every call of a model."""
+def _calls(model: PreTrainedModel, call: Callable[..., Any]) -> Injected:
+    """Change every call of a model: `call` is given the stock forward, the ids, the cache and further arguments."""
     stock, name = model.forward, feeding.cache_name(model)
 
     def on_a_cache(ids, past_key_values=None, **options):
@@ -133,11 +129,8 @@ def no_cache(model: PreTrainedModel) -> Injected:
     return patch.object(model.config, "use_cache", False)
 
 
-_Read = Callable[[torch.Tensor, int], torch.Tensor]
-
-
-def _read_through(model: PreTrainedModel, read: _Read, layers: Layers) -> Injected:
-    """Put something between what a cache holds and what attention gets of it; all layers where none are named."""
+def _read_through(model: PreTrainedModel, read: Callable[..., torch.Tensor], layers: Layers) -> Injected:
+    """Change what attention gets of a cache, by its tensor and length before; in all layers where none are named."""
 
     def around(cache: Cache) -> Injected:
         stock, held = cache.update, _length(cache)

@@ -3,12 +3,13 @@
 import contextlib
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvbook import older
 from kvbook.diagnosis import verdict
@@ -58,14 +59,6 @@ def look_at(model: PreTrainedModel, ids: torch.Tensor) -> "Fed":
     # An empty cache that a class passes through is none.
     name = next((name for name in _NAMES if output.get(name) is not None and takes(model, name)), None)
     return Fed(model, name, "none" if name is None else type(output[name]).__name__)
-
-
-def held(cache: object) -> int | None:
-    """Count the tokens that a cache holds; None where it does not count them, as one of recurrent states alone."""
-    try:
-        return int(cache.get_seq_length()) if isinstance(cache, Cache) else None
-    except ValueError:
-        return None
 
 
 @dataclass
@@ -141,40 +134,36 @@ class Fed:
         """Run a text at once, as the middle one of three."""
         return self.full(torch.cat([ids.flip(1), ids, ids.roll(1, 1)]))[1:2]
 
-    def left_padded(self, ids: torch.Tensor) -> torch.Tensor:
+    def left_padded(self, ids: torch.Tensor) -> Compared:
         """Feed the padded text with positions from the first real token, or as the class finds them by itself.
 
         Classes of absolute positions count the padding, or know it by its id; each is given what it expects, if
         anything is.
         """
-        return self._nearest(self.full(ids), self._padded_at_once(ids, 0))
+        whole = self.full(ids)
+        return _nearest((whole, found) for found in self._padded_at_once(ids, 0))
 
-    def left_padded_in_parts(self, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """Feed a padded text part by part onto a cache, its mask and positions growing with it, as ``generate`` does.
+    def padded_in_parts(self, ids: torch.Tensor, at: int, sizes: list[int]) -> Compared:
+        """Feed a text part by part onto a cache, with padding in the first part; mask and positions grow with it.
 
         Some classes count positions from the mask by themselves, or start after the padding's id; those without
         positions want the mask in the first call alone.  Each is given what it expects, if anything is.
         """
-        expected = self._unless_padding_counts(ids, 0)
-        return self._nearest(expected, self._padded_in_parts(ids, 0, [PADDING + sizes[0], *sizes[1:]]))
+        expected = self._unless_padding_counts(ids, at)
+        fed = self._padded_in_parts(ids, at, [PADDING + sizes[0], *sizes[1:]])
+        return _nearest((expected, found) for found in fed)
 
-    def right_padded(self, ids: torch.Tensor) -> torch.Tensor:
+    def right_padded(self, ids: torch.Tensor) -> Compared:
         """Fill a cache with a text that is padded on its right, and go on."""
         ids, half, ones = _short(ids)
-        expected = self._unless_padding_counts(ids, half)
-        return self._nearest(expected, self._padded_in_parts(ids, half, [PADDING + half, *ones]))
+        return self.padded_in_parts(ids, half, [half, *ones])
 
     def padded_later(self, ids: torch.Tensor) -> Compared:
         """Pad a second part on its left, on top of a cache, and run the same padded text at once."""
         ids, half, ones = _short(ids)
         in_parts = self._padded_in_parts(ids, half, [half, PADDING + 1, *ones[1:]])
-        tried = []
         # Both count positions by themselves, or both are given them.
-        for pair in zip(self._padded_at_once(ids, half), in_parts, strict=False):
-            if torch.equal(*pair):
-                return pair
-            tried.append(pair)
-        return min(tried, key=lambda pair: largest_drift(*pair))
+        return _nearest(zip(self._padded_at_once(ids, half), in_parts, strict=False))
 
     def padded_alone(self, ids: torch.Tensor) -> Compared:
         """Run a padded text alone, and as one of two equal ones."""
@@ -191,8 +180,7 @@ class Fed:
         both, masks = torch.cat([ids, padded]), torch.cat([torch.ones_like(mask), mask])
         expected = torch.cat([self.full(ids), self.full(shorter)], 1)
         fed = self._parts_with(both, masks, [half, *ones])
-        found = (torch.cat([logits[:1], logits[1:, PADDING:]], 1) for logits in fed)
-        return expected, self._nearest(expected, found)
+        return _nearest((expected, torch.cat([logits[:1], logits[1:, PADDING:]], 1)) for logits in fed)
 
     def _unless_padding_counts(self, ids: torch.Tensor, at: int) -> torch.Tensor:
         """Return the full pass; refuse a class whose full pass changes with padding, which is not its cache's doing."""
@@ -200,18 +188,9 @@ class Fed:
             # Says why there is none.
             self.in_parts(ids, [ids.shape[1]])
         expected = self.full(ids)
-        if not self.agree(expected, self._nearest(expected, self._padded_at_once(ids, at))):
+        if not self.agree(*_nearest((expected, found) for found in self._padded_at_once(ids, at))):
             raise NoCache(PADDING_COUNTS)
         return expected
-
-    def _nearest(self, expected: torch.Tensor, tried: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Return the nearest of what was tried; the first that is equal in every bit ends the search."""
-        found: list[tuple[float, torch.Tensor]] = []
-        for logits in tried:
-            found.append((largest_drift(expected, logits), logits))
-            if found[-1][0] == 0:
-                break
-        return min(found, key=lambda each: each[0] if each[0] == each[0] else float("inf"))[1]
 
     def _padded_at_once(self, ids: torch.Tensor, at: int) -> Iterator[torch.Tensor]:
         """Run a text with padding in one pass, its positions found by the class and then given to it."""
@@ -351,10 +330,10 @@ class Fed:
         """Let ``generate`` write after a prompt that the cache holds whole."""
         self._needs_dynamic("")
         cache = self.in_parts(ids, [ids.shape[1]])[1]
-        if not held(cache):
+        if not older.held(cache, 0):
             raise NoCache("its cache does not count tokens")
         compared = self._generated(ids, **{self.name: cache})
-        if (held(cache) or 0) > ids.shape[1] + NEW:
+        if older.held(cache, 0) > ids.shape[1] + NEW:
             raise NoCache("generate() feeds the whole prompt a second time: crop the cache by one token first")
         return compared
 
@@ -372,6 +351,17 @@ class Fed:
             written = self._generate(ids, 1, **{self.name: cache})
         self.refed = counts[0]
         return torch.cat([filled[:, :-1], written.logits[0][:, None]], 1)
+
+
+def _nearest(tried: Iterable[Compared]) -> Compared:
+    """Return the pair that is nearest; the first that is equal in every bit ends the search."""
+    found = {}
+    for pair in tried:
+        drift = largest_drift(*pair)
+        found.setdefault(float("inf") if math.isnan(drift) else drift, pair)
+        if drift == 0:
+            break
+    return found[min(found)]
 
 
 def _short(ids: torch.Tensor) -> tuple[torch.Tensor, int, list[int]]:

@@ -63,10 +63,6 @@ class KeptCalls:
             if call.chain and not call.before:
                 call.chain.filled = layers
 
-    def forget(self) -> None:
-        """Delete the file."""
-        self.file.unlink(missing_ok=True)
-
 
 def _layers_of(call: Any) -> list[dict[str, Any]]:
     """Return what the layers of a cache hold, at the first call on it."""

@@ -6,27 +6,19 @@
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
 
 from packaging.version import Version
 
 FILE = Path(__file__).with_name("known.json")
 
 
-class Fault(NamedTuple):
-    """Why a class is wrong in some releases, and what to do about it."""
-
-    cause: str
-    remedy: str
-
-
-def fault(model_type: str, wrong: Collection[str], release: str) -> Fault | None:
-    """Find the known fault of a model type, in a release of transformers, that explains which paths are wrong."""
+def fault(model_type: str, wrong: Collection[str], release: str) -> tuple[str, str] | None:
+    """Find why a model type is wrong on these paths in a release of transformers: the cause and the remedy."""
     for each in json.loads(FILE.read_text("utf-8")):
         if model_type in each["types"] and set(wrong) <= set(each["paths"]):
             mended = each["types"][model_type]
             if mended is None:
-                return Fault(each["cause"], each["remedy"])
+                return each["cause"], each["remedy"]
             if Version(release) < Version(mended):
-                return Fault(each["cause"], f"{each['remedy']}, or use transformers {mended} or newer")
+                return each["cause"], f"{each['remedy']}, or use transformers {mended} or newer"
     return None

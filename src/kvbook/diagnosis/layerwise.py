@@ -10,6 +10,7 @@ cache that the model sees has the right lengths and no numbers; the layers get t
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import Cache, cache_utils
 from kvbook import older
 from kvbook.diagnosis import feeding, probe
 from kvbook.diagnosis.kept_calls import KeptCalls
-from kvbook.diagnosis.rows import in_batches
+from kvbook.diagnosis.rows import TOGETHER, as_rows, in_batches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus
 from kvbook.models.streamed import Streamed, is_layer
@@ -58,7 +59,7 @@ class Chain:
     filled: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One call of a model.
 
@@ -72,8 +73,8 @@ class Call:
         What is wanted of what the model returns.
     chain : Chain or None
         The cache that it takes part in.
-    before : Call or None
-        The call before it on that cache.
+    before : list of Call
+        The calls before it on that cache.
     outputs : list of pairs
         Name and output of each part that has run.
     waits_for : str or None
@@ -88,7 +89,7 @@ class Call:
     options: dict[str, Any]
     keeps: Callable[[Any], Any] = bool
     chain: Chain | None = None
-    before: "Call | None" = None
+    before: list["Call"] = field(default_factory=list)
     outputs: list[tuple[str, Any]] = field(default_factory=list)
     waits_for: str | None = None
     result: Any = None
@@ -100,13 +101,9 @@ class Call:
         parts = [*(part for part, _ in self.outputs), self.waits_for or ""]
         return self.result is not None or any(map(is_layer, parts))
 
-    def first(self) -> "Call":
-        """Return the first call on the same cache."""
-        return self.before.first() if self.before else self
-
     def fed_before(self) -> list[torch.Tensor]:
         """Return what the earlier calls fed to the same cache."""
-        return [*self.before.fed_before(), self.before.ids] if self.before else []
+        return [call.ids for call in self.before]
 
 
 class Runner:
@@ -121,10 +118,6 @@ class Runner:
     def __init__(self, streamed: Streamed) -> None:
         self.streamed, self.calls = streamed, []
         self.name = feeding.cache_name(streamed.model)
-        self._call: Call | None = None
-        self._loaded: str | None = None
-        self._place = 0
-        streamed.run = self._part
 
     def next_part(self) -> str | None:
         """Name the part that the call which is least far waits for; None where all have ended."""
@@ -148,9 +141,9 @@ class Runner:
         return sum(len(call.outputs) + (call.result is not None) for call in self.calls)
 
     def _advance(self, call: Call, loaded: str | None) -> None:
-        if call.before and not call.first().is_ready:
+        if call.before and not call.before[0].is_ready:
             return
-        self._call, self._loaded, self._place = call, loaded, 0
+        self.streamed.run = functools.partial(self._part, call, loaded, iter(list(call.outputs)))
         model = self.streamed.model
         given = dict(call.options)
         if call.chain and call.before:
@@ -158,17 +151,19 @@ class Runner:
         with contextlib.suppress(_Stopped), torch.inference_mode(), widened(self.streamed.dtype):
             self._end(call, model(call.ids, **given))
 
-    def _part(self, part: str, forward: Callable[..., Any], given: tuple, named: dict[str, Any]) -> Any:
-        call = self._call
-        place, self._place = self._place, self._place + 1
-        if place < len(call.outputs):
-            name, output = call.outputs[place]
+    def _part(
+        self, call: Call, loaded: str | None, earlier: Iterator, part: str, forward: Callable[..., Any], given: tuple,
+        named: dict[str, Any],
+    ) -> Any:
+        """Give the output that a part gave before, run it, or stop where it is not loaded."""
+        if known := next(earlier, None):
+            name, output = known
             if name != part:
                 raise NotLayerByLayer(f"{part} came where {name} had come before")
             return _copied(output)
         if is_layer(part) and call.chain:
             self._look_at_cache(call, (*given, *named.values()))
-        if part != self._loaded:
+        if part != loaded:
             call.waits_for = part
             raise _Stopped
         given = tuple(self._true(call, value) for value in given)
@@ -212,7 +207,7 @@ class Runner:
             return
         if (output.get(self.name) is None) != (call.chain.cache is None):
             raise NotLayerByLayer("its layers do not take the cache that it returns")
-        if call.chain.cache is not None and not any(other.before is call for other in self.calls):
+        if call.chain.cache is not None and not any(call in other.before for other in self.calls):
             foreseen = self._filled(call.chain.empty, [*call.fed_before(), call.ids])
             if _lengths(foreseen) != _lengths(call.chain.cache):
                 raise NotLayerByLayer("its cache has other lengths than were foreseen")
@@ -226,60 +221,47 @@ def _copied(output: Any) -> Any:
     return _pytree.tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, output)
 
 
-def run_all(runners: list[Runner], done: Callable[[str], None]) -> None:
-    """Run the calls of all dtypes to their ends, all dtypes of a part one after the other."""
-    while parts := [part for runner in runners if (part := runner.next_part())]:
-        for runner in runners:
-            if runner.next_part() == parts[0]:
-                runner.run(parts[0])
-        done(parts[0])
-
-
-def _planned(runner: Runner, ids: torch.Tensor, generator: np.random.Generator, options: dict) -> dict[str, Call]:
-    """Add the calls of every execution path on one batch; return the last call of each."""
-    ends = {}
-    for way in probe.WAYS:
-        chain, before = Chain(), None
-        *parts, last = ids.split(probe.CUTS[way](ids.shape[1], generator), 1)
-        for part in parts:
-            before = Call(part, options, chain=chain, before=before)
-            runner.calls.append(before)
-        ends[way] = Call(last, options | {"output_hidden_states": True}, probe.last_tokens, chain, before)
-        runner.calls.append(ends[way])
-    return ends
+def _planned(runner: Runner, ids: torch.Tensor, sizes: list[int], options: dict[str, Any]) -> Call:
+    """Add the calls of one execution path on one batch; return the last."""
+    chain, first = Chain(), len(runner.calls)
+    for part in ids.split(sizes, 1):
+        runner.calls.append(Call(part, options, chain=chain, before=runner.calls[first:]))
+    last = runner.calls[-1]
+    last.options, last.keeps = options | {"output_hidden_states": True}, probe.last_tokens
+    return last
 
 
 def rows_of(
-    streamed: dict[str, Streamed], texts: list[corpus.Sample], seed: int, together: int, done: Callable[[str], None],
-    kept: KeptCalls, *called: dict[str, Any],
+    streamed: dict[str, Streamed], texts: list[corpus.Sample], seed: int, done: Callable[[str], None], kept: KeptCalls,
+    *called: dict[str, Any],
 ) -> list[dict[str, list[dict[str, Any]]]]:
     """Measure what `kvbook.diagnosis.rows.rows_of` measures, in several dtypes and with several options at once."""
     runners = {dtype: Runner(each) for dtype, each in streamed.items()}
-    plans = {dtype: [] for dtype in streamed}
+    plan = []
     for dtype, runner in runners.items():
-        for batch in in_batches(texts, together):
+        for batch in in_batches(texts, TOGETHER):
             ids = torch.tensor([text.ids for text in batch])
             full = Call(ids, {"use_cache": False, "output_hidden_states": True}, probe.last_tokens)
             runner.calls.append(full)
-            ways = [_planned(runner, ids, np.random.default_rng([seed, batch[0].index]), each) for each in called]
-            plans[dtype].append((batch, full, ways))
+            for place, options in enumerate(called):
+                generator = np.random.default_rng([seed, batch[0].index])
+                for way in probe.WAYS:
+                    last = _planned(runner, ids, probe.CUTS[way](ids.shape[1], generator), options)
+                    plan.append((place, dtype, batch, way, full, last))
     calls = [call for runner in runners.values() for call in runner.calls]
     kept.restore(calls)
-
-    def after(part: str) -> None:
-        done(part)
+    # All dtypes of a part one after the other.
+    while parts := [part for runner in runners.values() if (part := runner.next_part())]:
+        for runner in runners.values():
+            if runner.next_part() == parts[0]:
+                runner.run(parts[0])
+        done(parts[0])
         kept.save(calls)
-
-    run_all(list(runners.values()), after)
-    kept.forget()
-    return [{dtype: list(_rows(dtype, plans[dtype], place)) for dtype in streamed} for place in range(len(called))]
-
-
-def _rows(dtype: str, plan: list, place: int) -> Iterator[dict[str, Any]]:
-    for batch, full, ways in plan:
-        for way, last in ways[place].items():
-            fed = sum(part.shape[1] for part in last.fed_before())
-            held = 0 if last.seen is None else older.held(last.seen, fed)
-            readings = probe.compared(way, full.result, last.result, held, fed)
-            for text, reading in zip(batch, readings, strict=True):
-                yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
+    kept.file.unlink(missing_ok=True)
+    found = [{dtype: [] for dtype in streamed} for _ in called]
+    for place, dtype, batch, way, full, last in plan:
+        fed = sum(part.shape[1] for part in last.fed_before())
+        held = 0 if last.seen is None else older.held(last.seen, fed)
+        readings = probe.compared(way, full.result, last.result, held, fed)
+        found[place][dtype] += as_rows(dtype, batch, readings)
+    return found

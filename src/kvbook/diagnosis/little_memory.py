@@ -47,10 +47,10 @@ class LittleMemory:
 
     def __init__(
         self, settings: CheckSettings, config: PretrainedConfig, texts: list[corpus.Sample], planned: tuple[str, ...],
-        wanted: int, together: int,
+        wanted: int,
     ) -> None:
         streamed.check(config, settings.device)
-        self._asked, self._texts, self._together = settings, texts, together
+        self._asked, self._texts = settings, texts
         self.dtypes, self.left_out, n_tokens = [], {}, sum(len(text.ids) for text in texts)
         for dtype in planned:
             if len(self.dtypes) < wanted:
@@ -110,8 +110,8 @@ class LittleMemory:
         kept = KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
         try:
             found = layerwise.rows_of(
-                self._models, self._texts, self._asked.seed, self._together,
-                lambda part: work.advance(sizes.pop(part, 0)), kept, *called,
+                self._models, self._texts, self._asked.seed, lambda part: work.advance(sizes.pop(part, 0)), kept,
+                *called,
             )
         except KeyboardInterrupt:
             if kept.file.is_file():

@@ -5,16 +5,7 @@ from typing import TextIO
 
 from kvbook.diagnosis.outcome import Outcome
 from kvbook.diagnosis.verdict import LIMIT
-from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-
-
-def check_library(option: str) -> None:
-    """Refuse to draw without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{option} takes matplotlib: pip install matplotlib") from error
 
 
 def draw(found: Outcome, to: Path | TextIO, kind: str = "png") -> None:

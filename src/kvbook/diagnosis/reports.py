@@ -1,6 +1,7 @@
 """What a check found, for other programs and for a browser: HTML, JUnit XML, and annotations of GitHub Actions."""
 
 import html
+import importlib.util
 import io
 import os
 from collections.abc import Iterable, Mapping
@@ -19,8 +20,8 @@ def checked(**asked: str | None) -> dict[str, Path]:
     """Return the files that a check is asked to write, by option; refuse what cannot be written or drawn."""
     found = {option: named(option, name) for option, name in asked.items() if name}
     for option in ("plot", "report"):
-        if option in found:
-            plot.check_library(f"--{option}")
+        if option in found and importlib.util.find_spec("matplotlib") is None:
+            raise UserError(f"--{option} takes matplotlib: pip install matplotlib")
     return found
 
 

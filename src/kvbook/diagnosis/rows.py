@@ -13,6 +13,9 @@ from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus
 
+# Texts that a check feeds together.
+TOGETHER = 4
+
 
 def samples_of(
     tokenizer: PreTrainedTokenizerBase, corpus_name: str, n_samples: int, n_tokens: int
@@ -44,8 +47,15 @@ def rows_of(
         ids = torch.tensor([text.ids for text in batch], device=model.device)
         generator = np.random.default_rng([seed, batch[0].index])
         for readings in probe.readings(model, ids, ids, generator, ways, **options):
-            for text, reading in zip(batch, readings, strict=True):
-                yield {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
+            yield from as_rows(dtype, batch, readings)
+
+
+def as_rows(dtype: str, batch: list[corpus.Sample], readings: list[probe.Reading]) -> list[dict[str, Any]]:
+    """Say with each reading of which text it is."""
+    return [
+        {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
+        for text, reading in zip(batch, readings, strict=True)
+    ]
 
 
 def suspicious_layer(rows: pd.DataFrame) -> int | None:

@@ -9,8 +9,8 @@ storage alone does.
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -28,7 +28,6 @@ from kvbook.settings import CacheFormat
 
 # Bits of a significand, the leading one included; fp8 is e4m3.
 _SIGNIFICANDS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "fp8": 4}
-_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "fp8": 8}
 DECLARABLE = get_args(CacheFormat)
 # What a drift may look like.
 FORMATS = ("float32", "float16", "bfloat16", "int8", "fp8", "int4")
@@ -44,7 +43,7 @@ _LIKE = 2.5
 
 def said(name: str) -> str:
     """Name a format for a reader."""
-    return f"{_BITS.get(name) or name.removeprefix('int')} bits ({name})"
+    return f"{re.search(r'[0-9]+', name)[0]} bits ({name})"
 
 
 def narrower(dtype: str, declared: str | None = None) -> list[str]:
@@ -155,7 +154,7 @@ class Storage:
     least, most : float
         How many times as far the cached pass is from the full pass, where that is least and where it is most: at the
         logits and at every layer, on every path.
-    beyond : list of str
+    beyond : sequence of str
         Coarser dtypes whose drift neither the format nor rounding explains, as where fp16 overflows.
     """
 
@@ -163,7 +162,7 @@ class Storage:
     drift: float
     least: float
     most: float
-    beyond: list[str] = field(default_factory=list)
+    beyond: Sequence[str] = ()
 
     @property
     def explains(self) -> bool:
@@ -191,13 +190,14 @@ class Storage:
         return f"drift {drift:.1e} in {dtype}, {times}"
 
 
-def compared(name: str, found: list[np.ndarray], of_format: np.ndarray) -> Storage:
+def compared(name: str, found: list[np.ndarray], of_format: np.ndarray, beyond: Sequence[str] = ()) -> Storage:
     """Compare the drifts of several paths with a format's, the logits' last; where both are zero they say nothing."""
     of_each = np.broadcast_to(of_format, (len(found), len(of_format)))
     somewhere = (np.stack(found) > 0) | (of_each > 0)
     with np.errstate(divide="ignore"):
         times = np.stack(found)[somewhere] / of_each[somewhere]
-    return Storage(name, float(of_format[-1]), float(times.min(initial=np.inf)), float(times.max(initial=0.0)))
+    least, most = float(times.min(initial=np.inf)), float(times.max(initial=0.0))
+    return Storage(name, float(of_format[-1]), least, most, beyond)
 
 
 def storages(rows: pd.DataFrame, moves: pd.DataFrame) -> list[Storage]:
@@ -209,8 +209,7 @@ def storages(rows: pd.DataFrame, moves: pd.DataFrame) -> list[Storage]:
     for name, part in moves.groupby("format", sort=False):
         limits = bounds(part.groupby("dtype")["drift"].mean())
         beyond = [other for other, drift in furthest.items() if other != dtype and drift > limits[other]]
-        one = compared(name, found, _places(part[part["dtype"] == dtype]))
-        compare.append(replace(one, beyond=beyond))
+        compare.append(compared(name, found, _places(part[part["dtype"] == dtype]), beyond))
     return compare
 
 

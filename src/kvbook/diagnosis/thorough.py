@@ -10,13 +10,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kvbook.diagnosis import execution_paths, feeding, reference_pass, verdict
-from kvbook.diagnosis.execution_paths import Path
+from kvbook.diagnosis.execution_paths import SHORT, Path
 from kvbook.diagnosis.outcome import INTENDED, PathFound
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import hub
 
-# Tokens of the short texts.
-LENGTH = 20
 # A boundary beyond it is not tried: the full passes on both sides of it would take too long.
 LONGEST = 8192
 # Tokens of the text that is tried where no boundary is known: a fault may begin at any length.
@@ -54,7 +52,7 @@ def _numbers(values: dict[str, Any], names: tuple[str, ...]) -> Iterator[int]:
 def paths_of(config: PretrainedConfig, context: int | None) -> tuple[dict[str, Path], list[str]]:
     """Return the paths to try on a model by their names, and the boundaries that are too far away."""
     found, too_far = execution_paths.of(execution_paths.THOROUGH), []
-    longest = LENGTH
+    longest = SHORT
     look = "look at the mask and the positions there"
     for name, at in boundaries(config).items():
         if at + _AFTER > min(LONGEST, context or LONGEST):
@@ -75,26 +73,21 @@ def _across(name: str, at: int, remedy: str) -> Path:
     )
 
 
-def n_tokens(path: Path) -> int:
-    """Return the tokens of the text that a path is tried on."""
-    return path.n_tokens or LENGTH
-
-
 def rows_of(
     model: PreTrainedModel, dtype: str, ids: list[int], paths: dict[str, Path], done: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
     """Measure paths in one dtype."""
     generator = np.random.default_rng(0)
     with torch.inference_mode(), widened(model.dtype):
-        longest = max(map(n_tokens, paths.values()), default=0)
+        longest = max((path.n_tokens for path in paths.values()), default=0)
         more = generator.choice(ids, max(0, longest - len(ids))).tolist()
         text = torch.tensor([[*ids, *more]], device=model.device)
-        fed = feeding.look_at(model, text[:, :LENGTH])
-        fault = functools.cache(lambda: reference_pass.fault(model, text[:, :LENGTH]))
+        fed = feeding.look_at(model, text[:, :SHORT])
+        fault = functools.cache(lambda: reference_pass.fault(model, text[:, :SHORT]))
         for name, path in paths.items():
             drift = lacks = None
             try:
-                drift = feeding.largest_drift(*path.compared(fed, text[:, : n_tokens(path)]))
+                drift = feeding.largest_drift(*path.compared(fed, text[:, : path.n_tokens]))
             except execution_paths.NoCache as error:
                 lacks = str(error)
             # A path that the class does not know raises whatever its code makes of it.
@@ -103,9 +96,9 @@ def rows_of(
             if drift is not None and not feeding.is_small(drift, model.dtype):
                 lacks = path.excuse(model)
                 # Beyond a boundary the passes have lengths of their own.
-                if not lacks and n_tokens(path) == LENGTH and fault():
+                if not lacks and path.n_tokens == SHORT and fault():
                     lacks = f"the full pass itself {fault()}"
-            done(n_tokens(path))
+            done(path.n_tokens)
             drift = None if lacks else drift
             yield {"path": name, "dtype": dtype, "source": "text", "sample": 0, "drift": drift, "lacks": lacks}
 
@@ -127,6 +120,6 @@ def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] | None = N
 def still_open(paths: dict[str, Path], rows: list[dict[str, Any]]) -> dict[str, Path]:
     """Return the paths that a finer dtype is needed for; the long ones only where nothing is decided."""
     kinds = {found.path: found.verdict for found in findings(rows)}
-    short = {name for name, path in paths.items() if n_tokens(path) <= LENGTH}
+    short = {name for name, path in paths.items() if path.n_tokens <= SHORT}
     wanted = {name for name, kind in kinds.items() if kind == "undecided" or (name in short and kind in _SOUND)}
     return {name: path for name, path in paths.items() if name in wanted}

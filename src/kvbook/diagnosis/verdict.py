@@ -29,7 +29,7 @@ but never less than `SCATTER` allows, since with two to four dtypes the residual
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -70,8 +70,6 @@ class Finding:
         Mean over texts by dtype, from the finest; infinite where only the cached pass overflowed.
     roundoffs : dict of str to float
         Largest over texts, in roundoffs of the dtype.
-    left_out : dict of str to str
-        Dtypes of no use, and why.
     """
 
     kind: Kind
@@ -79,7 +77,6 @@ class Finding:
     slope: fits.Estimate | None
     drift: dict[str, float]
     roundoffs: dict[str, float]
-    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def count(roundoffs: float) -> str:
@@ -138,15 +135,15 @@ def _table(drifts: Mapping[str, Sequence[float]]) -> pd.DataFrame:
 
 def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
     """Judge one symptom."""
-    left_out = dict.fromkeys(rows.loc[rows["drift"].isna(), "dtype"].sort_values(), "the full pass overflows")
-    rows = rows[~rows["dtype"].isin(left_out)]
+    # Where the full pass overflows there is nothing to compare with.
+    rows = rows[~rows["dtype"].isin(rows.loc[rows["drift"].isna(), "dtype"])]
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype in set(rows["dtype"])]
     by_dtype = rows.groupby("dtype")["drift"]
     drift = {dtype: float(by_dtype.mean()[dtype]) for dtype in dtypes}
     roundoffs = {dtype: float(by_dtype.max()[dtype]) / UNIT_ROUNDOFF[dtype] for dtype in dtypes}
     fitted = slope(rows, seed) if np.isfinite(rows["drift"]).all() else None
     kind, why = _rule(drift, roundoffs, fitted)
-    return Finding(kind, why, fitted, drift, roundoffs, left_out)
+    return Finding(kind, why, fitted, drift, roundoffs)
 
 
 def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Estimate | None) -> tuple[Kind, str]:

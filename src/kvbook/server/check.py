@@ -61,21 +61,32 @@ def check(
     session = Session(server, control and replace(control, model=control.model or _only_model(control)))
     found: list[Comparison] = []
     not_tried: list[str] = []
-    stopped, first = "", prompts.opening()
+    failed = None
     try:
-        for comparison in _all(session, first, lengths, not_tried):
+        for comparison in _all(session, prompts.opening(), lengths, not_tried):
             found.append(comparison)
             _keep(session, rows)
     except client.Unanswered as error:
-        stopped = str(error)
         if not any("text" in each for each in session.asked):
             raise UserError(f"{server.address} does not answer: {error}") from None
+        failed = f"the server stopped answering after {len(session.asked)} requests ({error})", _AGAIN
     except client.Refused as error:
-        return _told(session, [], not_tried, started, f"the server refuses what the check needs: {error}", _LOGPROBS)
+        found, failed = [], (f"the server refuses what the check needs: {error}", _LOGPROBS)
     finally:
         _keep(session, rows)
-    why, remedy = _unjudged(session, found, stopped)
-    return _told(session, found, not_tried, started, why, remedy)
+    without, noise = judging.controls(found)
+    compared = [_compared(each, without, noise) for each in found]
+    verdict, why, remedy = _judged(session, compared, without, noise, failed)
+    wrong = next((of for of, each in zip(found, compared, strict=True) if each.verdict == "fault"), None)
+    if not session.repeats:
+        not_tried.append(f"controls: {FIRST} is cold")
+    return Outcome(
+        address=server.address, model=server.model, verdict=verdict, status=STATUS[verdict], why=why, cold=session.way,
+        reused=session.reused if session.reports else None, without_reuse=without, comparisons=compared,
+        shortest=wrong and Shortest(kind=wrong.kind, prefix_tokens=wrong.length, prompts=list(wrong.prompts)),
+        remedy=remedy, not_tried=[*not_tried, _NOT_TRIED], requests=len(session.asked),
+        seconds=round(time.monotonic() - started, 1),
+    )
 
 
 def _only_model(server: client.Client) -> str:
@@ -116,58 +127,39 @@ def _keep(session: Session, rows: Path | None) -> None:
         rows.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in list(session.asked)), "utf-8")
 
 
-def _unjudged(session: Session, found: Sequence[Comparison], stopped: str) -> tuple[str, str]:
-    """Say why nothing could be told, if nothing can be; a fault that was seen is told anyway."""
-    if stopped:
-        return f"the server stopped answering after {len(session.asked)} requests ({stopped})", _AGAIN
-    if not [each for each in found if each.kind not in CONTROLS]:
-        return "no two answers could be compared", _LOGPROBS
-    if (noise := judging.controls(found)[1]) > judging.PLAIN:
-        return f"log-probabilities differ by {noise:.2g} in the mean where nothing is reused", _NOISE
-    if session.reused <= BEGINNING:
-        return "no reuse seen: the server " + ("reused nothing" if session.reports else "does not count it"), _COUNT
-    return "", ""
-
-
-def _told(
-    session: Session, found: Sequence[Comparison], not_tried: list[str], started: float, why: str, remedy: str
-) -> Outcome:
-    without, noise = judging.controls(found)
-    compared = [_compared(each, without, noise) for each in found]
-    kinds = {each.verdict for each in compared if each.verdict}
-    moved = max((each.largest for each in compared if each.verdict), default=0.0)
-    verdict: judging.Verdict = "cannot tell"
-    shortest = None
+def _judged(
+    session: Session, compared: Sequence[Compared], without: float | None, noise: float,
+    failed: tuple[str, str] | None,
+) -> tuple[judging.Verdict, str, str]:
+    """Return the verdict, why, and the remedy; a fault that was seen is told even where nothing else can be."""
+    reuse = [each for each in compared if each.verdict]
+    kinds = {each.verdict for each in reuse}
+    moved = max((each.largest for each in reuse), default=0.0)
+    said = f"reuse moves log-probabilities by {moved:.2g}"
     if "fault" in kinds:
-        verdict, place = "fault", next(place for place, each in enumerate(compared) if each.verdict == "fault")
-        of = found[place]
-        shortest = Shortest(kind=of.kind, prefix_tokens=of.length, prompts=list(of.prompts))
         limit = f"{without:.2g}" if without else "none that could be measured"
-        why, remedy = f"reuse moves log-probabilities by {moved:.2g}, requests without reuse by {limit}", _OFF
-    elif not why and "cannot tell" in kinds:
-        why = f"reuse moves log-probabilities by {moved:.2g}, and no request without reuse shows how much is usual"
-        remedy = _SECOND
-    elif not why and "rounding" in kinds:
-        verdict, remedy = "rounding", _NONE
+        return "fault", f"{said}, requests without reuse by {limit}", _OFF
+    if failed:
+        return "cannot tell", *failed
+    if not reuse:
+        return "cannot tell", "no two answers could be compared", _LOGPROBS
+    if noise > judging.PLAIN:
+        return "cannot tell", f"log-probabilities differ by {noise:.2g} in the mean where nothing is reused", _NOISE
+    if session.reused <= BEGINNING:
+        count = "reused nothing" if session.reports else "does not count it"
+        return "cannot tell", f"no reuse seen: the server {count}", _COUNT
+    if "cannot tell" in kinds:
+        return "cannot tell", f"{said}, and no request without reuse shows how much is usual", _SECOND
+    if "rounding" in kinds:
         allowed = f"the {judging.FLOOR:g} of fp32"
         if moved > judging.FLOOR:
             allowed = f"{judging.FAR:g} times the {without:.2g} without reuse"
-        why = f"reuse moves log-probabilities by {moved:.2g}, no more than {allowed}"
-    elif not why:
-        verdict, remedy = "exact", "none needed"
-        why = "with reuse and without, every log-probability is equal in every digit"
-    if not session.repeats:
-        not_tried = [*not_tried, f"controls: {FIRST} is cold"]
-    return Outcome(
-        address=session.client.address, model=session.client.model, verdict=verdict, status=STATUS[verdict], why=why,
-        cold=session.way, reused=session.reused if session.reports else None, without_reuse=without,
-        comparisons=compared, shortest=shortest, remedy=remedy, not_tried=[*not_tried, _NOT_TRIED],
-        requests=len(session.asked), seconds=round(time.monotonic() - started, 1),
-    )
+        return "rounding", f"{said}, no more than {allowed}", _NONE
+    return "exact", "with reuse and without, every log-probability is equal in every digit", "none needed"
 
 
 def _compared(comparison: Comparison, without: float | None, noise: float) -> Compared:
-    moved = judging.differences(comparison)
+    moved = comparison.differences()
     largest, mean = float(moved.max()), float(moved.mean())
     return Compared(
         kind=comparison.kind, prefix_tokens=comparison.length, cached_tokens=comparison.other.cached,

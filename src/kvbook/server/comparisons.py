@@ -27,6 +27,8 @@ two at once two conversations go on at the same time: does one leak into the oth
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvbook.server import prompts
 from kvbook.server.client import Answer
 from kvbook.server.session import NEW_TOKENS, Session
@@ -64,21 +66,21 @@ class Comparison:
     other: Answer
     skipped: int = 0
 
-    def rows(self) -> Iterator[tuple[int, str, float, float]]:
-        """Yield position, token and both log-probabilities, up to the first position where another token is chosen.
+    def differences(self) -> np.ndarray:
+        """Return |Δ log p| of every token that both answers tell, up to the first position where another is chosen.
 
         There the text before is still the same.  A token that is not among the likeliest of the other answer has at
         most the log-probability of the last of them, so their difference is at least as large as the one given.
         """
-        for place, (mine, yours) in enumerate(zip(self.cold.top[self.skipped :], self.other.top, strict=False)):
-            chosen, theirs = self.cold.tokens[self.skipped + place], self.other.tokens[place]
+        found, skipped, other = [], self.skipped, self.other
+        both = zip(self.cold.tokens[skipped:], self.cold.top[skipped:], other.tokens, other.top, strict=False)
+        for chosen, mine, theirs, yours in both:
             for token in dict.fromkeys((chosen, *mine)):
-                if token in yours:
-                    yield place, token, mine[token], yours[token]
-                elif token == chosen:
-                    yield place, token, mine[token], min(*yours.values(), mine[token])
+                if token in yours or token == chosen:
+                    found.append(yours.get(token, min(*yours.values(), mine[token])) - mine[token])
             if chosen != theirs:
-                return
+                break
+        return np.abs(found)
 
 
 def made(session: Session, first: str, length: int, count: int, more: bool) -> Iterator[Comparison]:

@@ -14,24 +14,15 @@ itself, by its largest |Δ log p| and its mean, against the largest over all con
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
-from kvbook.scores import measures
 from kvbook.scores.verdict import FAR, FLOOR, PLAIN
 from kvbook.server.comparisons import CONTROLS, Comparison
 
 Verdict = Literal["exact", "rounding", "fault", "cannot tell"]
 
 
-def differences(comparison: Comparison) -> np.ndarray:
-    """Return |Δ log p| of every token that both answers tell."""
-    rows = np.array([(cold, other) for _, _, cold, other in comparison.rows()], dtype=np.float64)
-    return measures.absolute(rows[:, 1] - rows[:, 0])
-
-
 def controls(comparisons: Sequence[Comparison]) -> tuple[float | None, float]:
     """Return the largest |Δ log p| without reuse, None where none was measured, and the largest mean."""
-    moved = [differences(each) for each in comparisons if each.kind in CONTROLS]
+    moved = [each.differences() for each in comparisons if each.kind in CONTROLS]
     largest, means = [float(each.max()) for each in moved], [float(each.mean()) for each in moved]
     return max(largest, default=None), max(means, default=0.0)
 

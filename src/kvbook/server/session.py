@@ -25,10 +25,8 @@ BEGINNING = 1
 _TRIES = 3
 FIRST = "only the first request with a new first line"
 # Servers ignore a field that they do not know, except strict ones.
-_WAYS = {
-    "cache_salt and cache_prompt": ("cache_salt", "cache_prompt"), "cache_salt": ("cache_salt",),
-    "cache_prompt": ("cache_prompt",),
-}
+_FIELDS = {"cache_salt": lambda: uuid.uuid4().hex, "cache_prompt": lambda: False}
+_WAYS = (" and ".join(_FIELDS), *_FIELDS)
 
 
 class NotCold(Exception):
@@ -75,9 +73,7 @@ class Session:
     def cold(self, prompt: str, tokens: int = NEW_TOKENS) -> Answer:
         """Ask so that nothing is reused; again where a lost connection has left the prompt in the cache."""
         for _ in range(_TRIES):
-            fields: dict[str, Any] = dict.fromkeys(_WAYS.get(self.way, ()), False)
-            if "cache_salt" in fields:
-                fields["cache_salt"] = uuid.uuid4().hex
+            fields = {name: value() for name, value in _FIELDS.items() if name in self.way}
             answer = self._ask(self.control or self.client, prompt, tokens, **fields)
             if (answer.cached or 0) <= BEGINNING:
                 return answer

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ COMMANDS = {
             "whether chapters are stale": "kvreport.running.execution:bring_up_to_date",
             "Sphinx's extensions imported": "sphinx.application:Sphinx.__init__",
             "citations": "kvreport.site.citations:write",
-            "whether pages have changed": "kvreport.site.executed:_read_again_what_was_run_again",
+            "whether pages have changed": "kvreport.site.executed:read_again_what_was_run_again",
             "figures numbered": "sphinx.environment.collectors.toctree:TocTreeCollector.assign_figure_numbers",
             "pages written, and all else of Sphinx": "sphinx.application:Sphinx.build",
         },
@@ -83,40 +83,30 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._open_since: list[list[float]] = []
+        # Seconds that were counted inside each open part; the first stands for all that is outside of any.
+        self._inside = [0.0]
 
-    def enter(self, *_given: object) -> None:
-        """Open a part; what it is called with does not matter: modules hand over their inputs."""
-        self._open_since.append([time.perf_counter(), 0.0])
-
-    def leave(self, part: str) -> None:
-        """Close the part that was opened last, and count its time to this name."""
-        start, inside = self._open_since.pop()
-        whole = time.perf_counter() - start
-        self.seconds[part] += whole - inside
-        if self._open_since:
-            self._open_since[-1][1] += whole
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count time to a part while the context is open, or each time that a function is called which it decorates."""
+        start = time.perf_counter()
+        self._inside.append(0.0)
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - start
+            self.seconds[name] += whole - self._inside.pop()
+            self._inside[-1] += whole
 
 
 @contextmanager
 def of_calls(parts: dict[str, str]) -> Iterator[dict[str, float]]:
     """Fill a mapping with the seconds of functions while the context is open; they are named as `module:name`."""
     clock = Clock()
-
-    def timed(part: str, function: Callable) -> Callable:
-        def run(*given: object, **named: object) -> object:
-            clock.enter()
-            try:
-                return function(*given, **named)
-            finally:
-                clock.leave(part)
-
-        return run
-
     with ExitStack() as stack:
         for part, function in parts.items():
             owner, _, name = function.replace(":", ".").rpartition(".")
-            stack.enter_context(patch(f"{owner}.{name}", timed(part, pkgutil.resolve_name(function))))
+            stack.enter_context(patch(f"{owner}.{name}", clock.part(part)(pkgutil.resolve_name(function))))
         yield clock.seconds
 
 

@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook import paths, progress
@@ -31,7 +30,7 @@ from kvbook.models import loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvbook.scores import outcome, tables
-from kvbook.settings import Settings
+from kvbook.settings import Count, Settings
 from kvreport.benchmarks.growing import EXPERIMENT
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift import measures as layer_drift
@@ -134,8 +133,8 @@ class GrowthSettings(Settings):
         Leaves out larger sizes; None for none.
     """
 
-    n_repeats: Annotated[int, Field(ge=1)] = 3
-    largest: Annotated[int, Field(ge=1)] | None = None
+    n_repeats: Count = 3
+    largest: Count | None = None
 
 
 def measured(number: int, size: int) -> dict[str, float]:

@@ -1,18 +1,17 @@
 """What row-invariant arithmetic costs beside stock's: of several shapes, behind long texts, in memory, part by part."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from kvbook import exact, progress
+from kvbook import progress
 from kvbook.measuring import memory, timing
 from kvreport.benchmarks import budget
 from kvreport.benchmarks.turns import BenchSettings, Rows, by_turns, random_model, row
-from kvreport.chapters.exact_caches import cost
+from kvreport.chapters.exact_caches import cost, paths
 from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
@@ -56,12 +55,14 @@ def beyond(settings: BenchSettings) -> Rows:
     ids = torch.arange(3, 3 + asked.n_prefill)[None].to(settings.device)
     for name in _BEYOND:
         turn = partial(cost.turn, _shaped(settings, name), ids, asked)
-        ours, stock = (
-            lambda arithmetic=arithmetic, turn=turn: turn(arithmetic)["decode_s"]
-            for arithmetic in (exact_ways.EXACT, exact_ways.STOCK)
-        )
         what = f"row-invariant decode step, {name}, {settings.dtype}"
-        yield by_turns(what, ours, "stock", stock, settings.n_repeats)
+        yield _in_turn(settings, what, lambda arithmetic, turn=turn: turn(arithmetic)["decode_s"])
+
+
+def _in_turn(settings: BenchSettings, what: str, of: Callable[[str], float], stock: str = "stock") -> dict[str, Any]:
+    """Let both arithmetics take turns at one piece of work."""
+    ours, theirs = (partial(of, arithmetic) for arithmetic in (exact_ways.EXACT, exact_ways.STOCK))
+    return by_turns(what, ours, stock, theirs, settings.n_repeats)
 
 
 def behind_long_texts(settings: BenchSettings) -> Rows:
@@ -69,16 +70,14 @@ def behind_long_texts(settings: BenchSettings) -> Rows:
     for dtype in dict.fromkeys([settings.dtype, "float32"]):
         model, ids = random_model(settings, _PREFILLED, dtype=dtype)
         for length in _LENGTHS:
-            ours, stock = (partial(_seconds_behind, model, length, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
             what = f"row-invariant decode step behind {length:,} tokens, {dtype}"
-            yield by_turns(what, ours, "stock", stock, settings.n_repeats)
-        ours, stock = (partial(_peak, model, ids, of) for of in (exact_ways.EXACT, exact_ways.STOCK))
+            yield _in_turn(settings, what, partial(_seconds_behind, model, length))
+        peak = partial(_peak, model, ids)
         what = f"row-invariant prefill of {_PREFILLED} tokens, {dtype}: peak of memory"
         # Where a system counts none, there is no ratio.
-        if stock():
+        if peak(exact_ways.STOCK):
             # Bytes, and no seconds.
-            found = by_turns(what, ours, "stock's", stock, settings.n_repeats)
-            yield found | {"seconds": None, "against_seconds": None}
+            yield _in_turn(settings, what, peak, "stock's") | {"seconds": None, "against_seconds": None}
 
 
 def _step_behind(model: torch.nn.Module, length: int) -> Callable[[], Any]:
@@ -93,12 +92,12 @@ def _step_behind(model: torch.nn.Module, length: int) -> Callable[[], Any]:
 
 def _seconds_behind(model: torch.nn.Module, length: int, arithmetic: str) -> float:
     step = _step_behind(model, length)
-    with torch.inference_mode(), _switched(arithmetic):
+    with torch.inference_mode(), paths.switched(arithmetic):
         return timing.timed(step, model.device)[1]
 
 
 def _peak(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> float:
-    with torch.inference_mode(), _switched(arithmetic):
+    with torch.inference_mode(), paths.switched(arithmetic):
         return float(memory.peak(lambda: cost.prefill(model, ids), model.device)[1] or 0)
 
 
@@ -118,9 +117,11 @@ def taken_apart(settings: BenchSettings) -> Rows:
         what = f"decode step, {name}, {settings.dtype}"
         yield from _apart(settings, what, _parts_of_a_step, _shaped(settings, name), ids % _SHARED["vocab_size"])
     model, ids = random_model(settings, _PREFILLED, dtype="float32")
-    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", _parts_of_a_prefill, model, ids)
+    prefill = partial(model, ids, use_cache=True, logits_to_keep=1)
+    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", _parts_of, model, lambda: prefill)
     longest = _LENGTHS[-1]
-    yield from _apart(settings, f"decode step behind {longest:,} tokens, float32", _parts_behind, model, longest)
+    step = partial(_step_behind, model, longest)
+    yield from _apart(settings, f"decode step behind {longest:,} tokens, float32", _parts_of, model, step)
 
 
 def _apart(settings: BenchSettings, what: str, parts: Callable[..., dict[str, float]], *of: Any) -> Rows:
@@ -134,25 +135,15 @@ def _apart(settings: BenchSettings, what: str, parts: Callable[..., dict[str, fl
         yield row(f"row-invariant {what}: {part}", "stock's", ours, stock)
 
 
-def _switched(arithmetic: str) -> AbstractContextManager[Any]:
-    return exact.row_invariant() if arithmetic == exact_ways.EXACT else nullcontext()
-
-
-def _parts_of_a_prefill(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
-    with torch.inference_mode(), _switched(arithmetic), budget.kept(model) as seconds:
-        model(ids, use_cache=True, logits_to_keep=1)
-    return seconds
-
-
-def _parts_behind(model: torch.nn.Module, length: int, arithmetic: str) -> dict[str, float]:
-    step = _step_behind(model, length)
-    with torch.inference_mode(), _switched(arithmetic), budget.kept(model) as seconds:
-        step()
+def _parts_of(model: torch.nn.Module, prepare: Callable[[], Callable[[], Any]], arithmetic: str) -> dict[str, float]:
+    work = prepare()
+    with torch.inference_mode(), paths.switched(arithmetic), budget.kept(model) as seconds:
+        work()
     return seconds
 
 
 def _parts_of_a_step(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
-    with torch.inference_mode(), _switched(arithmetic):
+    with torch.inference_mode(), paths.switched(arithmetic):
         cache = model(ids[:, : -2 * _STEPS], use_cache=True, logits_to_keep=1).past_key_values
 
         def step(tokens: torch.Tensor) -> None:

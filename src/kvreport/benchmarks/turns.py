@@ -2,15 +2,14 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from kvbook import progress
 from kvbook.measuring import timing
 from kvbook.models import loading
-from kvbook.settings import DTypeName, Settings
+from kvbook.settings import DTypeName, Settings, Text, at_least
 
 Rows = Iterator[dict[str, Any]]
 # Does a piece of work, and returns its seconds.
@@ -40,11 +39,11 @@ class BenchSettings(Settings):
         Whether all tests are run too, which takes minutes.
     """
 
-    shape: Annotated[str, Field(min_length=1)] = "smollm2"
+    shape: Text = "smollm2"
     dtype: DTypeName = "bfloat16"
-    n_samples: Annotated[int, Field(ge=2)] = 10
-    n_new_tokens: Annotated[int, Field(ge=4)] = 48
-    n_repeats: Annotated[int, Field(ge=2)] = 10
+    n_samples: at_least(2) = 10
+    n_new_tokens: at_least(4) = 48
+    n_repeats: at_least(2) = 10
     book: bool = False
     profile: str = "smoke"
     tests: bool = False

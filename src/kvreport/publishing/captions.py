@@ -43,24 +43,27 @@ class Caption(NamedTuple):
 
 def of(source: Path) -> dict[str, Caption]:
     """Read the captions of a chapter's notebook, by the figure's or table's name, with their numbers filled in."""
-    found = evaluated.published(chapter_name(source.stem))
-    return written(json.loads(source.read_text("utf-8")), found["numbers"] if found else {})
+    numbers = evaluated.published(chapter_name(source.stem))["numbers"]
+    return written(json.loads(source.read_text("utf-8")), numbers)
 
 
 def written(notebook: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Caption]:
     """Read the captions of a notebook, with these numbers filled in."""
     found: dict[str, Caption] = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            for block in BLOCK.finditer("".join(cell["source"])):
-                if (name := block["name"]) in found:
-                    raise UserError(f"{name} has two captions: keep one")
-                alt = block["alt"] or ""
-                if name.startswith("fig-") and not alt:
-                    raise UserError(f"the caption of {name} has no line `:alt:`: say in words what the figure shows")
-                text = " ".join(filled(block["text"], numbers).split())
-                found[name] = Caption(wording.weights_said(text), alt)
+    for block in (block for text in prose(notebook) for block in BLOCK.finditer(text)):
+        if (name := block["name"]) in found:
+            raise UserError(f"{name} has two captions: keep one")
+        alt = block["alt"] or ""
+        if name.startswith("fig-") and not alt:
+            raise UserError(f"the caption of {name} has no line `:alt:`: say in words what the figure shows")
+        text = " ".join(filled(block["text"], numbers).split())
+        found[name] = Caption(wording.weights_said(text), alt)
     return found
+
+
+def prose(notebook: Mapping[str, Any]) -> list[str]:
+    """List the texts of a notebook's Markdown cells."""
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
 
 
 def speaks_of_the_book(item: Mapping[str, Any]) -> bool:

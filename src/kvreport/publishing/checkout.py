@@ -13,12 +13,6 @@ from pathlib import Path
 
 from kvbook.settings import read_yaml
 
-# Where the site will be served, for canonical links, previews and citations; the publishing workflow knows it.
-SITE_VARIABLE = "KVBOOK_SITE_URL"
-
-# The hosts whose addresses for "edit" and "new issue" the theme knows.
-_HOSTS = ("github.com", "gitlab.com")
-
 # https://host/owner/name(.git), with or without credentials; git@host:owner/name.git;
 # ssh://git@host/owner/name.git
 _REMOTE = re.compile(
@@ -61,7 +55,8 @@ def of(folder: Path) -> Origin:
     people = citation["authors"]
     repository = citation.get("repository-code") or find_repository(folder)
     released = citation.get("date-released")
-    site = os.environ.get(SITE_VARIABLE, "").strip()
+    # Where the site will be served, for canonical links, previews and citations; the publishing workflow knows it.
+    site = os.environ.get("KVBOOK_SITE_URL", "").strip()
     return Origin(
         title=citation["title"],
         version=str(citation["version"]),
@@ -78,7 +73,8 @@ def of(folder: Path) -> Origin:
 def web_address(remote: str) -> str | None:
     """Turn a git remote into the address of its pages."""
     match = _REMOTE.match(remote.strip())
-    if match is None or match["host"] not in _HOSTS:
+    # The hosts whose addresses for "edit" and "new issue" the theme knows.
+    if match is None or match["host"] not in ("github.com", "gitlab.com"):
         return None
     return f"https://{match['host']}/{match['path']}"
 

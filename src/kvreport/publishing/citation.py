@@ -19,11 +19,11 @@ _MARKUP = re.compile(r"[`*]+")
 # A mark before a space that ends no abbreviation: "95 %, e.g. 0.5" and "Fig. 2" go on.
 _SENTENCE_END = re.compile(r"(?<!Fig)(?<!Tab)(?<! al)(?<! vs)(?<=[\w'’)\]%”-]{2})[.?!](?=\s|$)")
 
-# TeX's own characters, in one pass, so that no escape is escaped again.
-_TEX = {
+# TeX's own characters.
+_TEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "#": r"\#", "_": r"\_", "$": r"\$",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}
+})
 
 # Why there is no entry of a figure or table.
 OWN_RUN = "is of your own run, which is not in the book: cite the book, and keep your rows"
@@ -40,7 +40,8 @@ def of_book(book: Origin) -> str:
     book
         From :func:`kvreport.publishing.checkout.of`.
     """
-    return _entry("kvbook", book, book.title, {"year": str(book.year), "version": _tex(book.version)}, book.site)
+    about = {"year": str(book.year), "version": book.version.translate(_TEX)}
+    return _entry("kvbook", book, book.title, about, book.site)
 
 
 def of_published(item: Published, book: Origin) -> str:
@@ -98,10 +99,10 @@ def of_sentence(item: Sentence, book: Origin) -> str:
 
 
 def _in_a_chapter(item: Published | Sentence, book: Origin, title: str, year: str, made: list[str]) -> str:
-    whole = f"{{{_tex(book.title)}}}, version {_tex(book.version)}"
+    whole = f"{{{book.title.translate(_TEX)}}}, version {book.version.translate(_TEX)}"
     about = {
-        "howpublished": f"In the chapter “{_tex(plain(item.title))}” of {whole}", "year": year,
-        "note": _tex("; ".join(made)),
+        "howpublished": f"In the chapter “{plain(item.title).translate(_TEX)}” of {whole}", "year": year,
+        "note": "; ".join(made).translate(_TEX),
     }
     return _entry(f"{item.name}-{item.rows_hash[:8]}", book, title, about, book.site and book.site + item.place)
 
@@ -156,11 +157,7 @@ def plain(text: str) -> str:
 
 def _entry(key: str, book: Origin, title: str, about: Mapping[str, str], address: str | None) -> str:
     known = {"doi": book.doi, "url": address or book.repository}
-    fields = {"author": " and ".join(book.authors), "title": f"{{{_tex(title)}}}", **about, **known}
+    fields = {"author": " and ".join(book.authors), "title": f"{{{title.translate(_TEX)}}}", **about, **known}
     # misc: the one kind of which no style asks for a publisher or a number of pages.
     lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
     return "\n".join([f"@misc{{{key},", *lines, "}"]) + "\n"
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)

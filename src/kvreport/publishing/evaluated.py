@@ -6,7 +6,7 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -22,21 +22,25 @@ from kvreport.publishing.found import Found
 Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
 PROCESSOR = "processor"
+# Of a chapter that says nothing of rows.
+_NOTHING = {"numbers": {}, "behind": {PROCESSOR: []}, "labels": {}, "statements": {}} | {
+    "verdicts": None, "rows": [], "made_of": "",
+}
 
 
-def published(chapter: str) -> Evaluated | None:
-    """Evaluate a chapter on what it publishes, once for each processor; None where it has no statements.
+def published(chapter: str) -> Evaluated:
+    """Evaluate a chapter on what it publishes, once for each processor; all of it is empty where it has no statements.
 
     Numbers are of the runs that are printed; ``key@Maker`` is the number on the first processor of that maker.
     ``behind`` says of each which models, processors and texts its runs had, and ``labels`` what pages call the
     processors. Of each statement there is ``outcome``, ``told``, ``units``, ``scope``, ``rule``, ``processors``, the
     outcome on each, ``said``, the estimates on each, ``made_by``, the runs that its check reads on each, ``on``, the
     maker that it speaks of, and ``processor``, the first that has rows for it, whose outcome is printed. ``verdicts``
-    has the name and the rows of the table of a document's claims, None where the chapter answers none, and ``rows`` the
+    has the document, the name and the rows of the table of its claims, None where there is none, and ``rows`` the
     digests of the published rows.
     """
     if not found_in.has_measures(chapter):
-        return None
+        return _NOTHING
     return _kept(chapter, _made_of(chapter), lambda: _published(chapter))
 
 
@@ -78,20 +82,22 @@ def _kept(name: str, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> E
 
 def _published(chapter: str) -> Evaluated:
     module = found_in.measures_of(chapter)
-    by_processor = found_in.published_runs(chapter)
-    results = {processor: found_in.of_runs(chapter, runs) for processor, runs in by_processor.items()}
-    shown = evidence.printed(by_processor)
+    results = found_in.published(chapter)
+    shown = evidence.printed({name: found.runs for name, found in results.items()})
     # Where one processor has everything, its tables are not computed a second time.
-    printed = next((results[name] for name, runs in by_processor.items() if runs == shown), None)
+    printed = next((found for found in results.values() if found.runs == shown), None)
     printed = printed or found_in.of_runs(chapter, shown)
-    labels = {
-        name: ", on ".join(filter(None, [processors.label(run.about["machine"] for run in runs.values()),
-                                         evidence.texts_of(name)]))
-        for name, runs in by_processor.items()
-    }
-    # By the group that a run was taken from: another kind of processor may have the same name.
-    made_on = {run.folder: labels[name] for name, runs in by_processor.items() for run in runs.values()}
-    origins = [_origin(run, made_on) for run in printed.runs.values() if run]
+    labels, made_on = {}, {}
+    for name, found in results.items():
+        label = processors.label(run.about["machine"] for run in found.runs.values())
+        labels[name] = ", on ".join(filter(None, [label, evidence.texts_of(name)]))
+        # By the group that a run was taken from: another kind of processor may have the same name.
+        made_on |= {run.folder: labels[name] for run in found.runs.values()}
+
+    def origins_of(runs: Iterable[records.Run]) -> list[dict[str, Any]]:
+        return [{"models": _names(run), "processor": made_on[run.folder], "texts": _texts(run)} for run in runs]
+
+    origins = origins_of(filter(None, printed.runs.values()))
     # A kind that shares its name with another one is named where its numbers stand.
     others = {label for name, label in labels.items() if evidence.beside_of(name) in evidence.OTHER_KINDS}
     named = dict.fromkeys(one["processor"] for one in origins)
@@ -105,8 +111,7 @@ def _published(chapter: str) -> Evaluated:
     for name, of in results.items():
         for key, text in numbers_of(of, labels[name]).items():
             numbers.setdefault(f"{key}@{maker(name)}", text)
-    runs_behind = {role: measures.behind(known[role.split()[0]], printed) for role in asked}
-    behind = {role: [_origin(run, made_on) for run in runs] for role, runs in runs_behind.items()}
+    behind = {role: origins_of(measures.behind(known[role.split()[0]], printed)) for role in asked}
     return {
         "numbers": numbers,
         "behind": behind | {PROCESSOR: origins},
@@ -130,7 +135,6 @@ def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> d
     return asdict(found[printed]) | {
         "scope": statement.scope,
         "rule": statement.must.said("it", set()),
-        "quantity": measure.about,
         "n_rows": _rows_behind(statement, results[printed]),
         "processor": printed,
         "processors": {processor: one.outcome for processor, one in found.items()},
@@ -149,7 +153,8 @@ def _rows_behind(statement: statements.Statement, found: Found) -> int:
 
 def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[str, str] | None = None):
     claims = getattr(module, "CLAIMS", None)
-    return claims and {"table": claims.table, "rows": claims.shown(results, labels).to_dict("records")}
+    rows = claims and claims.shown(results, labels).to_dict("records")
+    return claims and {"document": claims.document, "table": claims.table, "rows": rows}
 
 
 def maker(processor: str) -> str:
@@ -158,10 +163,6 @@ def maker(processor: str) -> str:
         return limit["to"]
     beside = evidence.beside_of(processor)
     return beside.replace(" ", "") if beside in evidence.OTHER_KINDS else re.match(r"\w*", processor)[0]
-
-
-def _origin(run: records.Run, made_on: Mapping[Path, str]) -> dict[str, Any]:
-    return {"models": _names(run), "processor": made_on[run.folder], "texts": _texts(run)}
 
 
 def _texts(run: records.Run) -> str:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import operator
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -80,12 +80,9 @@ class Found:
             return None
         return functools.reduce(operator.getitem, path, run.about)
 
-    def _experiments(self, name: str) -> Iterator[str]:
-        if (frame := self.frames.get(name)) is None:
-            yield name
-        else:
-            for of in (*frame.of, *frame.maybe):
-                yield from self._experiments(of)
+    def _experiments(self, name: str) -> list[str]:
+        frame = self.frames.get(name)
+        return [name] if frame is None else [one for of in (*frame.of, *frame.maybe) for one in self._experiments(of)]
 
 
 def of_runs(chapter: str, runs: Mapping[str, Run | None]) -> Found:

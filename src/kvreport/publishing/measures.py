@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import re
 import shlex
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -26,18 +26,7 @@ from kvbook.runs.records import Run
 from kvreport.publishing.estimators import UNITS, Part
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED, UNFITTED, Check, Evidence, Measured, with_units
-from kvreport.publishing.rules import (
-    Bound,
-    Condition,
-    Outcome,
-    Quantity,
-    Rule,
-    Side,
-    anyone,
-    every,
-    refuted,
-    reproduced,
-)
+from kvreport.publishing.rules import Bound, Outcome, Quantity, Rule, Side, anyone, every, refuted, reproduced
 from kvreport.publishing.statements import Scope, Statement
 from kvreport.publishing.verdicts import weights_of
 from kvreport.publishing.wording import DTYPES, between, change, estimated, listed, power_of_ten, spread
@@ -111,19 +100,17 @@ class Measure(Quantity):
                 rows = rows[rows[column].isin(values)]
         if not len(rows):
             return {}
-        groups = {key: [group] for key, group in rows.groupby(list(self.by), sort=False)} if self.by else {(): [rows]}
+        groups = dict(iter(rows.groupby(list(self.by), sort=False))) if self.by else {(): rows}
         if self.over is None:
-            return groups
-        chosen = dict(self.keep).get(compared)
-        return {key: parts for key, parts in self._pairs(groups) if chosen is None or self._at(key) in chosen}
-
-    def _pairs(self, groups: Mapping[tuple, list[pd.DataFrame]]) -> Iterator[tuple[tuple, list[pd.DataFrame]]]:
-        for key, (group,) in groups.items():
+            return {key: [group] for key, group in groups.items()}
+        counted, pairs = dict(self.keep).get(compared), {}
+        for key, group in groups.items():
             own, chosen = self._at(key), self.over[1]
-            alike = {self._at(other): of for other, (of,) in groups.items() if self._but(other) == self._but(key)}
+            alike = {self._at(other): of for other, of in groups.items() if self._but(other) == self._but(key)}
             wanted = chosen(own, list(alike)) if callable(chosen) else chosen
-            if wanted in alike and wanted != own:
-                yield key, [group, alike[wanted]]
+            if wanted in alike and wanted != own and (counted is None or own in counted):
+                pairs[key] = [group, alike[wanted]]
+        return pairs
 
     def _at(self, key: tuple) -> Any:
         return key[self.by.index(self.over[0])]
@@ -217,7 +204,7 @@ here = functools.partial(always, speaks_of="this processor")
 
 
 def either(
-    measure: Measure, side: Literal["above", "below"], bound: Bound, against: Callable[..., Condition] = anyone
+    measure: Measure, side: Literal["above", "below"], bound: Bound, against: Callable = anyone
 ) -> tuple[Outcome, Outcome]:
     """Bear a claim out by every series on one side of a bound, and contradict it by any, or by all, on the other."""
     other = "below" if side == "above" else "above"
@@ -289,7 +276,7 @@ def written(
         measured = [dataclasses.replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
     form = forms[0] if forms else one.form
     try:
-        return (HOW[how[0]] if how else _estimates)(measured, form, one.unit) if measured else NOT_RECORDED
+        return (HOW[how[0]] if how else _ESTIMATES)(measured, form, one.unit) if measured else NOT_RECORDED
     except ValueError as error:
         raise UserError(f"{{measured}}`{role}`: {error}") from None
 
@@ -316,22 +303,13 @@ def _values(role: str, kept: Mapping[str, str], rows: pd.DataFrame | None) -> di
     return found
 
 
-def _estimates(measured: Sequence[Measured], form: str, _unit: str) -> str:
-    return ", ".join(estimated(one.estimate, form) for one in measured)
-
-
-def _in_powers(digits: int):
-    """Write values as powers of ten with so many digits after the point."""
-    return lambda measured, _form, _unit: ", ".join(power_of_ten(one.estimate.value, digits) for one in measured)
-
-
-def _count(measured: Sequence[Measured], _form: str, _unit: str) -> str:
+def _count(one: Measured, _form: str) -> str:
     """Write a share as what it is of: 3 of 60."""
-    wholes = ((one.estimate.value, getattr(one.estimate, "of", one.units)) for one in measured)
-    counts = [(share * whole, whole) for share, whole in wholes if whole]
-    if len(counts) < len(measured) or any(abs(part - round(part)) > 1e-6 for part, _ in counts):
+    whole = getattr(one.estimate, "of", one.units) or 0
+    part = one.estimate.value * whole
+    if not whole or abs(part - round(part)) > 1e-6:
         raise ValueError("only a share of units, one row each, or of all rows can be counted")
-    return ", ".join(f"{round(part):,} of {whole:,}" for part, whole in counts)
+    return f"{round(part):,} of {whole:,}"
 
 
 def _series(measured: Sequence[Measured], _form: str, _unit: str) -> str:
@@ -340,14 +318,20 @@ def _series(measured: Sequence[Measured], _form: str, _unit: str) -> str:
     return listed([one.series for one in measured])
 
 
+def _each(write: Callable[[Measured, str], str]) -> Callable[[Sequence[Measured], str, str], str]:
+    """Write estimates one after the other."""
+    return lambda measured, form, _unit: ", ".join(write(one, form) for one in measured)
+
+
+_ESTIMATES = _each(lambda one, form: estimated(one.estimate, form))
 HOW: dict[str, Callable[[Sequence[Measured], str, str], str]] = {
-    "value": lambda measured, form, _unit: ", ".join(form.format(one.estimate.value) for one in measured),
+    "value": _each(lambda one, form: form.format(one.estimate.value)),
     "span": lambda measured, form, _unit: between((one.estimate.value for one in measured), form),
-    "count": _count,
+    "count": _each(_count),
     "names": _series,
     "units": lambda measured, form, unit: with_units(measured, f"{unit}s", form),
-    "change": lambda measured, _form, _unit: ", ".join(change(one.estimate) for one in measured),
-    "spread": lambda measured, _form, _unit: ", ".join(spread(one.estimate) for one in measured),
-    "power": _in_powers(1),
-    "digit": _in_powers(0),
+    "change": _each(lambda one, _form: change(one.estimate)),
+    "spread": _each(lambda one, _form: spread(one.estimate)),
+    "power": _each(lambda one, _form: power_of_ten(one.estimate.value)),
+    "digit": _each(lambda one, _form: power_of_ten(one.estimate.value, 0)),
 }

@@ -35,14 +35,13 @@ from kvbook.errors import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
 from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, keep, provenance
+from kvreport.publishing.pictures import reduced
 from kvreport.publishing.wording import csv_of, model_said, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
 # download.
 INLINE_DPI = (200, 150, 110)
 INLINE_BYTES = 120_000
-# Pixels of the page to an inch of the figure: 11 pt type comes out at the size of the text around it.
-PAGE_PIXELS_PER_INCH = 110
 
 # Left out of the files, so that the same figure is the same bytes on any day and with any patch release.
 _NO_DATES = {
@@ -113,7 +112,8 @@ class Page:
             files = {kind: _picture(fig, kind, dpi=300, title=title) for kind in ("svg", "pdf", "png")}
             inline = _picture_for_the_page(fig)
         files["csv"] = rows
-        width = round(fig.get_figwidth() * PAGE_PIXELS_PER_INCH)
+        # Pixels of the page to an inch of the figure: 11 pt type comes out at the size of the text around it.
+        width = round(fig.get_figwidth() * 110)
         plt.close(fig)
         digests = self._write(name, files)
         metadata = {"name": name, "files": digests, "width": width} | _made_by(runs)
@@ -244,19 +244,10 @@ def _picture_for_the_page(fig: Figure) -> bytes:
         picture = _picture(fig, "png", dpi)
         if len(picture) <= INLINE_BYTES:
             return picture
-        if len(candidate := _with_256_colours(picture)) <= INLINE_BYTES:
+        if len(candidate := reduced(picture, colours=256)) <= INLINE_BYTES:
             return candidate
     # Better a coarse picture than a page that a telephone gives up on; the sharp files are a click away.
     return candidate
-
-
-def _with_256_colours(png: bytes) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    reduced = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    reduced.save(buffer, format="png", optimize=True)
-    return buffer.getvalue()
 
 
 def _written(values: pd.Series, how: Format | None) -> list[str]:

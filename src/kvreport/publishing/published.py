@@ -19,8 +19,6 @@ from kvreport.publishing.wording import csv_of
 # Sixteen hexadecimal digits, as for the folders of runs.
 _HASH_LENGTH = 16
 
-_TITLE = re.compile(r"^#\s+(.+?)\s*$", re.MULTILINE)
-
 
 @dataclass(frozen=True)
 class Published:
@@ -96,14 +94,15 @@ def read(executed: Path) -> dict[str, Any]:
     """Read an executed copy; its verdicts are judged now, by today's rules, on the rows that it shows."""
     notebook = json.loads(executed.read_text("utf-8"))
     chapter = chapter_name(executed.stem)
-    if (book := evaluated.published(chapter)) is None or book["verdicts"] is None:
+    if (book := evaluated.published(chapter))["verdicts"] is None:
         return notebook
     own = evaluated.own(chapter, measured(notebook))
     for item, _ in items(notebook):
-        judged = book if item.get("published") else own
-        if item["name"] == book["verdicts"]["table"] and judged is not None:
-            content = csv_of(pd.DataFrame(judged["verdicts"]["rows"]))
-            item |= {"csv": content.decode(), "files": {"csv": hashlib.sha256(content).hexdigest()}, "judged": True}
+        if item["name"] == book["verdicts"]["table"]:
+            item["document"] = book["verdicts"]["document"]
+            if (judged := book if item.get("published") else own) is not None:
+                content = csv_of(pd.DataFrame(judged["verdicts"]["rows"]))
+                item |= {"csv": content.decode(), "files": {"csv": hashlib.sha256(content).hexdigest()}, "judged": True}
     return notebook
 
 
@@ -123,10 +122,8 @@ def item_of(output: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def measured(notebook: Mapping[str, Any]) -> dict[str, str]:
     """Tell which runs an executed copy was made from: experiment to folder."""
-    found = (
-        output["metadata"]["kvbook_runs"] for output in outputs(notebook) if "kvbook_runs" in output.get("metadata", {})
-    )
-    return next(found, {})
+    found = (output.get("metadata", {}).get("kvbook_runs") for output in outputs(notebook))
+    return next(filter(None, found), {})
 
 
 def of(executed: Path, source: Path | None = None) -> list[Published]:
@@ -181,13 +178,11 @@ def sentences(sources: Iterable[Path] | None = None) -> list[Sentence]:
     """List the statements of all chapters, in their order."""
     found = []
     for source in sorted(paths.CHAPTERS.glob("*.ipynb")) if sources is None else sources:
-        if (book := evaluated.published(chapter_name(source.stem))) is None:
-            continue
-        notebook = json.loads(source.read_text("utf-8"))
+        book, notebook = evaluated.published(chapter_name(source.stem)), json.loads(source.read_text("utf-8"))
         rows_hash = fingerprint.of_values(book["rows"])[:_HASH_LENGTH]
-        for cell in notebook["cells"]:
-            text = "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""
-            for match in statements.HOLDS.finditer(text):
+        for text in captions.prose(notebook):
+            # A sentence without a check is refused where its page is written.
+            for match in filter(lambda match: match["id"] in book["statements"], statements.HOLDS.finditer(text)):
                 one = book["statements"][match["id"]]
                 bearing = [name for name, outcome in one["processors"].items() if outcome == "holds"]
                 made_by = tuple(made for name in bearing for made in one["made_by"][name])
@@ -198,10 +193,8 @@ def sentences(sources: Iterable[Path] | None = None) -> list[Sentence]:
 
 def title(notebook: Mapping[str, Any]) -> str:
     """Give a notebook's first heading."""
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown" and (match := _TITLE.search("".join(cell["source"]))):
-            return match[1]
-    return "Untitled"
+    headings = (re.search(r"^#\s+(.+?)\s*$", text, re.MULTILINE) for text in captions.prose(notebook))
+    return next((heading[1] for heading in headings if heading), "Untitled")
 
 
 def everything(executed: Iterable[Path] | None = None) -> list[Published]:

@@ -127,12 +127,10 @@ def _outcome(condition: Condition, found: Sequence[Measured]) -> Outcome:
 
 def compare(published: Outcome, own: Outcome, comparable: bool) -> Comparison:
     """Say whether another run agrees with the published outcome; values are shown and not judged."""
-    if own == "not run":
-        return "not run"
-    if not comparable:
+    if own != "not run" and not comparable:
         return "not comparable"
-    if own == "not resolved":
-        return "not resolved"
+    if own in ("not run", "not resolved"):
+        return own
     return "agrees" if own == published else "differs"
 
 

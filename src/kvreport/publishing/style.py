@@ -140,10 +140,8 @@ def name_cells(ax: Axes, names: Sequence[str], **look) -> None:
 def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float, form: str) -> None:
     """Draw estimates with their intervals, a line each, the value written above; what is published is hollow."""
     for place, row in enumerate(table.itertuples()):
-        colour = GREY if row.published else BLUE
-        plot_estimate(
-            ax, row.estimate, place, marker="o", color=colour, markerfacecolor="white" if row.published else colour
-        )
+        colour, inside = (GREY, "white") if row.published else (BLUE, BLUE)
+        plot_estimate(ax, row.estimate, place, marker="o", color=colour, markerfacecolor=inside)
         value = row.estimate.value
         note(ax, form.format(value), (value, place), (0, 6), ha="center", fontsize=8.5, color=colour)
     ax.axvline(reference, **REFERENCE)

@@ -13,8 +13,6 @@ from kvreport.publishing import documents, wording
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import DOCUMENTS, NOT_RECORDED, OTHERS, Check
 
-# What a table of verdicts is called, before its document.
-PREFIX = "tab-claims"
 # What a page shows of a verdict, in this order.
 SHOWN = ("verdict", "claim", "n", "here", "published", "rule")
 _MARKUP = re.compile(r"([\\`*_\[\]<>${}])")
@@ -45,7 +43,7 @@ class Claims:
     @property
     def table(self) -> str:
         """The name of the table that shows the verdicts."""
-        return "-".join(filter(None, [PREFIX, self.document, self.words]))
+        return "-".join(filter(None, ["tab-claims", self.document, self.words]))
 
     def judged(self, results: Found) -> pd.DataFrame:
         """Check every claim against a chapter's results.

@@ -34,12 +34,7 @@ from kvreport.running import catalogue
 from kvreport.running.screen import Screen
 from kvreport.running.sweeps import Cell
 
-# How often a cell that failed for another reason than its settings is tried again.
-_RETRIES = 1
-_SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_CONNECT = 15
-# Each worker imports torch before it is there.
-_SECONDS_TO_START = 300
 _FILES = ("rows.csv", "run.json")
 
 
@@ -60,7 +55,7 @@ class Outcome:
 
 def compute(experiment: str, settings: Mapping[str, Any], source: str, destination: str) -> dict[str, Any]:
     """Run a cell; this is what a worker does. Its files come with the answer if they lie elsewhere."""
-    if Cell("", experiment, dict(settings)).source != source:
+    if catalogue.EXPERIMENTS[experiment].source != source:
         return {"error": "the worker has another version of kvbook: install one and the same everywhere"}
     try:
         run = catalogue.run(experiment, settings)
@@ -112,7 +107,8 @@ def local(n_workers: int, threads: int, gpus: int = 0) -> Iterator[Client]:
         Client(cluster) as client,
     ):
         cluster.scale(n_workers)
-        client.wait_for_workers(n_workers, timeout=_SECONDS_TO_START)
+        # Each imports torch before it is there.
+        client.wait_for_workers(n_workers, timeout=300)
         yield client
 
 
@@ -213,8 +209,9 @@ def run(client: Client, cells: list[Cell]) -> Outcome:
     """Run the cells of a sweep, and say how far."""
     futures = {
         client.submit(
-            compute, cell.experiment, cell.settings, cell.source, str(paths.RUNS),
-            key=cell.key, resources={"GPU": 1} if cell.on_gpu else None, retries=_RETRIES,
+            compute, cell.experiment, cell.settings, catalogue.EXPERIMENTS[cell.experiment].source, str(paths.RUNS),
+            # A cell that failed for another reason than its settings is tried once more.
+            key=cell.key, resources={"GPU": 1} if cell.on_gpu else None, retries=1,
             # A cell is found by its folder; a result that some scheduler remembers may be of a folder that is gone.
             pure=False,
         ): cell
@@ -224,7 +221,7 @@ def run(client: Client, cells: list[Cell]) -> Outcome:
     with Screen().job("sweep") as job:
         while futures:
             with contextlib.suppress(TimeoutError):
-                wait(list(futures), timeout=_SECONDS_BETWEEN_LOOKS, return_when="FIRST_COMPLETED")
+                wait(list(futures), timeout=5, return_when="FIRST_COMPLETED")
             for future in [future for future in futures if future.done()]:
                 _settle(futures.pop(future), future, outcome)
             running = "; ".join(key.partition("|")[0] for keys in client.processing().values() for key in keys)

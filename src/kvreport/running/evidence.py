@@ -34,8 +34,6 @@ from kvreport.running import planning
 
 # The parameter set that a chapter's evidence starts from.
 PROFILE = "trained"
-# Of the last minute: more than what this command itself needs to begin.
-BUSY = 0.7
 
 
 @dataclass(frozen=True)
@@ -115,13 +113,13 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
     if (commit := machine.commit()).endswith("+"):
         remedy = "commit first, so that others can make the same"
         raise UserError(f"the checkout differs from commit {commit[:-1]}: {remedy}")
-    if timed:
-        if (load := os.getloadavg()[0]) > BUSY:
-            busy = f"busy (load {load:.1f} in the last minute)"
-            raise UserError(f"this machine is {busy}: evidence of time needs it alone; wait")
-    else:
+    if not timed:
         # Bits depend on the number of threads; with one they are the same on a larger machine of the kind.
         os.environ[THREADS_VARIABLE] = "1"
+    # In the last minute: more than what this command itself needs to begin.
+    elif (load := os.getloadavg()[0]) > 0.7:
+        busy = f"busy (load {load:.1f} in the last minute)"
+        raise UserError(f"this machine is {busy}: evidence of time needs it alone; wait")
     took: dict[str, list[float]] = defaultdict(list)
     for place, cell in enumerate(waiting):
         # Estimated from finished cells of the same experiments, once there is one of each.

@@ -41,10 +41,6 @@ from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# How many chapters at a time; by default two, where that can do no harm.
-JOBS_VARIABLE = "JOBS"
-# Bytes that must be free for two chapters with the packages' trained model, which each keeps in several dtypes.
-_ROOM_FOR_TWO = 10e9
 # A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
 # on slow shutdown from among the progress lines.
 _KERNEL = [
@@ -126,8 +122,8 @@ def _execute_unless_fresh(chapter: Chapter, build: Build, measured_s: float) -> 
 
 
 def _jobs(chapters: list[Chapter]) -> int:
-    """How many chapters to execute at a time."""
-    if asked := os.environ.get(JOBS_VARIABLE):
+    """How many chapters to execute at a time: by default two, where that can do no harm."""
+    if asked := os.environ.get("JOBS"):
         if not asked.isdecimal() or int(asked) < 1:
             raise UserError(f"JOBS={asked} is no number of jobs: give 1 or more, or leave it out")
         return int(asked)
@@ -138,7 +134,8 @@ def _jobs(chapters: list[Chapter]) -> int:
         for one in given
     )
     packaged = any(one.get("weights") == "package" for one in given)
-    short = packaged and psutil.virtual_memory().available < _ROOM_FOR_TWO
+    # Bytes that must be free for two chapters with the packages' trained model, which each keeps in several dtypes.
+    short = packaged and psutil.virtual_memory().available < 10e9
     return 1 if large or short else min(2, cores())
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 import kvreport
 from kvbook import fingerprint, paths
@@ -42,7 +42,6 @@ from kvbook.runs import evidence
 from kvbook.settings import Settings, faults_of, read_yaml
 from kvreport.publishing import STYLE, chapter_name
 
-PROFILE_VARIABLE = "PROFILE"
 DEFAULT_PROFILE = "default"
 # Few texts of the trained model.
 REAL_PROFILE = "real"
@@ -63,10 +62,8 @@ class Folders:
     code: Path = Path(kvreport.__file__).parent / "chapters"
 
 
-class Group(BaseModel):
+class Group(BaseModel, extra="forbid"):
     """Experiments that are published, with which seeds and parameters, and as what they are cited."""
-
-    model_config = ConfigDict(extra="forbid")
 
     experiments: list[str]
     seeds: list[int] = [0]
@@ -74,10 +71,8 @@ class Group(BaseModel):
     role: str = evidence.PUBLISHED
 
 
-class About(BaseModel):
+class About(BaseModel, extra="forbid"):
     """A ``chapter.yaml``; `alone`: some experiments measure time, or use all cores by themselves."""
-
-    model_config = ConfigDict(extra="forbid")
 
     parameters: dict[str, dict[str, Any] | None] = {}
     data: list[str] = []
@@ -138,7 +133,7 @@ class Chapter:
     @property
     def about(self) -> About:
         """What its ``chapter.yaml`` says."""
-        return _read_about(self.folders.code, self.name) or About()
+        return _read_about(self.folders.code, self.name)
 
     def defaults(self) -> dict[str, Any] | None:
         """Read the defaults in the notebook's own parameters cell; None without such a cell."""
@@ -192,18 +187,13 @@ class Chapter:
 
     def data_files(self) -> list[Path]:
         """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
-        data = self.folders.data
-        about = _read_about(self.folders.code, self.name)
-        if about is None:
-            # Prose about the data changes nothing that a chapter computes; a dot file is somebody's half-written one.
-            files = {file for file in data.rglob("*") if file.suffix != ".md" and not file.name.startswith(".")}
-        else:
-            named = {pattern: set(data.glob(pattern)) for pattern in about.data}
-            if missing := [pattern for pattern, found in named.items() if not found]:
-                wrong = f"data/{missing[0]}, which does not exist: correct its chapter.yaml"
-                raise UserError(f"chapter {self.name} names {wrong}")
-            files = set().union(*named.values(), (folder / "run.json" for folder in evidence.folders(self.name)))
-        return sorted(file for file in files if file.is_file())
+        named = {pattern: set(self.folders.data.glob(pattern)) for pattern in self.about.data}
+        if missing := [pattern for pattern, found in named.items() if not found]:
+            wrong = f"data/{missing[0]}, which does not exist: correct its chapter.yaml"
+            raise UserError(f"chapter {self.name} names {wrong}")
+        files = set().union(*named.values(), (folder / "run.json" for folder in evidence.folders(self.name)))
+        # Prose about the data changes nothing that a chapter computes; a dot file is somebody's half-written one.
+        return sorted(file for file in files if file.is_file() and file.suffix != ".md" and file.name[0] != ".")
 
     def why_stale(self) -> str | None:
         """Say in a few words why the chapter must run; None when its copy is fresh."""
@@ -230,24 +220,25 @@ class Chapter:
 def plan(profile: str | None = None, folders: Folders | None = None) -> list[Chapter]:
     """List the book's chapters with their parameters."""
     folders = folders or Folders()
-    profile = profile or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
+    profile = profile or os.environ.get("PROFILE") or DEFAULT_PROFILE
     stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
     sets = _parameter_sets(folders, stems)
     if profile not in sets:
         known = f"there are {', '.join(sorted(sets))}; one of your own is a file parameters/NAME.yaml"
         raise UserError(f"no parameter set {profile!r}: {known}")
     by_itself = profile == DEFAULT_PROFILE and all(packages.state().values())
-    laid = [sets[DEFAULT_PROFILE], sets[REAL_PROFILE] if by_itself else sets[profile]]
-    chosen = {stem: {name: value for one in laid for name, value in one.get(stem, {}).items()} for stem in stems}
-    return [Chapter(stem, profile, chosen[stem], (k, len(stems)), folders) for k, stem in enumerate(stems, start=1)]
+    default, over = sets[DEFAULT_PROFILE], sets[REAL_PROFILE if by_itself else profile]
+    return [
+        Chapter(stem, profile, default.get(stem, {}) | over.get(stem, {}), (place, len(stems)), folders)
+        for place, stem in enumerate(stems, start=1)
+    ]
 
 
 def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values."""
     sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}, REAL_PROFILE: {}}
     for stem in stems:
-        about = _read_about(folders.code, chapter_name(stem)) or About()
-        for name, values in about.parameters.items():
+        for name, values in _read_about(folders.code, chapter_name(stem)).parameters.items():
             sets.setdefault(name, {})[stem] = values or {}
     for file in sorted(folders.parameters.glob("*.yaml")):
         own = sets.setdefault(file.stem, {})
@@ -256,10 +247,11 @@ def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, d
     return sets
 
 
-def _read_about(code: Path, name: str) -> About | None:
+def _read_about(code: Path, name: str) -> About:
+    """Read a ``chapter.yaml``; a chapter without one depends on all data."""
     file = code / name / "chapter.yaml"
     if not file.is_file():
-        return None
+        return About(data=["**/*"])
     try:
         return About.model_validate(read_yaml(file) or {})
     except ValidationError as error:
@@ -308,8 +300,4 @@ def _source_sha256(codes: Iterable[str]) -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that compute and draw."""
-    found = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[library] = importlib.metadata.version(library)
-    return found
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in LIBRARIES}

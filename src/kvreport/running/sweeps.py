@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvbook import fingerprint
 from kvbook.errors import UserError
@@ -41,9 +41,7 @@ _FIELDS = {
 _FURTHER = ("reference_model", "second_model")
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _File(BaseModel, extra="forbid"):
     experiment: Annotated[Names, Field(min_length=1)]
     model: Names = ()
     dtype: Names = ()
@@ -73,11 +71,6 @@ class Cell(NamedTuple):
     def key(self) -> str:
         """A name of its own among all cells of all sweeps."""
         return f"{self.label}|{fingerprint.of_values([self.experiment, self.settings])[:12]}"
-
-    @property
-    def source(self) -> str:
-        """Digest of the source that would make its rows."""
-        return catalogue.EXPERIMENTS[self.experiment].source
 
     @property
     def on_gpu(self) -> bool:

@@ -24,12 +24,24 @@ MOVED = Path(__file__).parent / "moved"
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect all parts; Sphinx calls this."""
-    app.connect("config-inited", _add_static)
     app.add_css_file("kvbook.css")
     for script in ("filter", "memory", "tables"):
         app.add_js_file(f"kvbook-{script}.js", loading_method="defer")
-    for part in (repository, executed, folds, inserts, finishing, badges, pdf):
-        part.connect(app)
+    app.add_transform(folds.Folds)
+    app.add_post_transform(folds.TableNumbers)
+    # Before the theme looks at its options.
+    app.connect("config-inited", repository.tell_the_theme, priority=100)
+    app.connect("config-inited", _add_static)
+    app.connect("builder-inited", executed.execute_what_is_stale)
+    app.connect("env-get-outdated", executed.read_again_what_was_run_again)
+    app.connect("source-read", executed.show_outputs)
+    app.connect("source-read", inserts.fill_page)
+    app.connect("html-page-context", repository.ask_for_an_issue)
+    # After all who add to a page.
+    app.connect("html-page-context", finishing.finish, priority=901)
+    app.connect("build-finished", badges.write)
+    # Behind all who write pages.
+    app.connect("build-finished", pdf.print_chapters, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 

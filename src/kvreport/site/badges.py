@@ -8,19 +8,14 @@ from kvbook import fingerprint
 from kvbook.runs import evidence
 
 FOLDER = "badges"
-# In that folder: of which run and by which source they were made.
-_MADE_OF = ".made-of"
 
 
-def connect(app: Sphinx) -> None:
-    """Join the build."""
-    app.connect("build-finished", _write)
-
-
-def _write(app: Sphinx, exception: Exception | None) -> None:
+def write(app: Sphinx, exception: Exception | None) -> None:
+    """Write the badges, unless they are there."""
     if exception is None and app.builder.name == "html" and (cited := evidence.folders("atlas")):
         folder = Path(app.outdir) / FOLDER
-        note = folder / _MADE_OF
+        # Of which run and by which source they were made.
+        note = folder / ".made-of"
         made_of = "\n".join([*(folder.name for folder in cited), fingerprint.of_source(["kvbook.atlas.badges"])])
         if note.is_file() and note.read_text("utf-8") == made_of:
             return

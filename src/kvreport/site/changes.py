@@ -6,15 +6,12 @@ from itertools import takewhile
 from kvbook import paths
 from kvreport.publishing import checkout
 
-FIRST = "## 0.1.0"
 SOURCE = "CHANGELOG.md"
-_RELEASE = re.compile(r"^(?=## )", re.MULTILINE)
-_LINK = re.compile(r"\[([^\]]+)\]\(([^):]+)\)")
 
 
 def markdown() -> str:
     """Write the notes of every release after the first; links lead to where their files are."""
-    _, *releases = _RELEASE.split((paths.ROOT / SOURCE).read_text("utf-8"))
+    _, *releases = re.split(r"^(?=## )", (paths.ROOT / SOURCE).read_text("utf-8"), flags=re.MULTILINE)
     book = checkout.of(paths.ROOT)
 
     def link(found: re.Match[str]) -> str:
@@ -23,5 +20,5 @@ def markdown() -> str:
             return f"[{words}]({to.removeprefix('pages/')})"
         return f"[{words}]({book.repository}/blob/{book.branch}/{to})" if book.repository else f"{words} (`{to}`)"
 
-    newer = takewhile(lambda release: not release.startswith(FIRST), releases)
-    return _LINK.sub(link, "".join(newer))
+    newer = takewhile(lambda release: not release.startswith("## 0.1.0"), releases)
+    return re.sub(r"\[([^\]]+)\]\(([^):]+)\)", link, "".join(newer))

@@ -17,14 +17,8 @@ from kvreport.site import citations, inserts, pdf, sentences
 from kvreport.site.overlay import overlay
 
 
-def connect(app: Sphinx) -> None:
-    """Join the build."""
-    app.connect("builder-inited", _execute_what_is_stale)
-    app.connect("env-get-outdated", _read_again_what_was_run_again)
-    app.connect("source-read", _show_outputs)
-
-
-def _execute_what_is_stale(app: Sphinx) -> None:
+def execute_what_is_stale(app: Sphinx) -> None:
+    """Execute the chapters whose copies are not fresh."""
     # One way to run a chapter: after `make book` there is nothing left to do here, and a plain
     # `jupyter-book build .` gives the full book too.
     try:
@@ -41,9 +35,10 @@ def _chapter(app: Sphinx, docname: str) -> planning.Chapter | None:
     return app.kvbook_chapters.get(Path(app.env.doc2path(docname)).resolve())
 
 
-def _read_again_what_was_run_again(
+def read_again_what_was_run_again(
     app: Sphinx, env: BuildEnvironment, _added: set[str], _changed: set[str], _removed: set[str]
 ) -> list[str]:
+    """Name the pages that are to be read again: what they show has changed."""
     chapters = {docname: chapter for docname in env.found_docs if (chapter := _chapter(app, docname)) is not None}
     runs = {docname: planning.run_of(chapter.executed) for docname, chapter in chapters.items()}
     books = (evaluated.published(chapter.name) for chapter in app.kvbook_chapters.values())
@@ -51,7 +46,7 @@ def _read_again_what_was_run_again(
         # What a citation says of the book, and whether there are PDFs.
         f"{app.kvbook_origin} {pdf.wanted()}",
         # What the chapters' statements and verdicts are evaluated from.
-        [evidence.manifest(), *(book["made_of"] for book in books if book)],
+        [evidence.manifest(), *(book["made_of"] for book in books)],
         # What writes tables and lists into pages.
         fingerprint.of_source(["kvreport.site.inserts", __name__]),
         # The last benches, which pages show.
@@ -67,7 +62,8 @@ def _read_again_what_was_run_again(
     return sorted(docname for docname in now if before.get(docname) != now[docname])
 
 
-def _show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
+def show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Join a chapter's source with its outputs."""
     if (chapter := _chapter(app, docname)) is None:
         return
     try:

@@ -23,18 +23,13 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.images import get_image_size
 
-_PICTURE = re.compile(r'<img (?P<rest>[^>]*?src="(?P<source>[^"]+)"[^>]*)>')
 _OF_LINKS = 'property="og:image"'
 
 
-def connect(app: Sphinx) -> None:
-    """Join the build, after all who add to a page."""
-    app.connect("html-page-context", _finish, priority=901)
-
-
-def _finish(
+def finish(
     app: Sphinx, _pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
 ) -> None:
+    """Mend a page, and name the picture that stands beside links to it."""
     context["script_files"] = _without_thebe_and_twins(context.get("script_files", []))
     if context.get("body"):
         files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}
@@ -73,7 +68,7 @@ def marked(html: str, files: Mapping[str, Path]) -> str:
         shape = f'width="{known[0]}" height="{known[1]}" ' if known and " height=" not in match["rest"] else ""
         return f'<img loading="lazy" {shape}{match["rest"]}>'
 
-    return _PICTURE.sub(one, html)
+    return re.sub(r'<img (?P<rest>[^>]*?src="(?P<source>[^"]+)"[^>]*)>', one, html)
 
 
 def _first_picture(env: BuildEnvironment) -> str | None:

@@ -18,8 +18,6 @@ from kvreport.chapters.prompt_reuse import rows as reuse
 from kvreport.publishing import found, processors, wording
 
 CHAPTER = "prompt_reuse"
-# The role of the runs in the finest dtype.
-FINEST = "fp64"
 DTYPES = ("bfloat16", "float32", "float64")
 
 # What a reader chooses, the rows of the answers, and the symptom whose drift the gauge shows.
@@ -30,7 +28,6 @@ LOOPS = {
 }
 # The example: the first question whose answers in the coarsest dtype share this many tokens, and then differ.
 SHARED_TOKENS = range(6, 16)
-MOST_QUESTIONS = 60
 # The gauge's axis, in powers of ten.
 LOWEST, HIGHEST = -16, 1
 # Dots that are nearer to each other, in per cent of the axis, share a label.
@@ -93,7 +90,8 @@ def _framed(lines: Sequence[str]) -> str:
 def recorded() -> dict[str, tuple[pd.DataFrame, Run]]:
     """Read the answers by dtype, the coarsest first, each from the processor that asked most questions in it."""
     best: dict[str, tuple[pd.DataFrame, Run]] = {}
-    for role in (evidence.PUBLISHED, FINEST):
+    # Runs in the finest dtype have a role of their own.
+    for role in (evidence.PUBLISHED, "fp64"):
         if role not in evidence.manifest().get(CHAPTER, {}):
             continue
         by_processor: dict[str, list[Run]] = defaultdict(list)
@@ -163,8 +161,8 @@ def _strip(rows: pd.DataFrame, dtype: str) -> str:
         # What differs from the first token on still has a foot to be seen.
         height = max(2, 20 * min(1.0, first / len(tokens)))
         bars.append(f'<rect class="{look}" x="{6 * place}" y="{20 - height:.3g}" width="5" height="{height:.3g}"/>')
-    # Of one width for each bar, however many questions were asked.
-    size = f"0 0 {6 * max(len(rows), MOST_QUESTIONS) - 1} 20"
+    # Of one width for each bar, however many of 60 questions were asked.
+    size = f"0 0 {6 * max(len(rows), 60) - 1} 20"
     strip = f'<svg class="kvbook-strip" viewBox="{size}" role="img" aria-label="{said}">{"".join(bars)}</svg>'
     return f"{strip}<p>{said}.</p>"
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable
 
 from docutils import nodes
-from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_design.shared import create_component, is_component
@@ -20,12 +19,6 @@ _IN_PLACE = "What we ran"
 _PARAMETERS = {"tag_parameters", "tag_injected-parameters"}
 # A table with more rows is folded, unless readers search it.
 _MOST_ROWS = 4
-
-
-def connect(app: Sphinx) -> None:
-    """Join the build."""
-    app.add_transform(Folds)
-    app.add_post_transform(TableNumbers)
 
 
 class Folds(SphinxTransform):

@@ -31,7 +31,6 @@ WRONG = "✗"
 MISFED = "fed otherwise than meant"
 _MARKS = {table.EXACT: "=", table.ROUNDING: "≈", table.BUG: WRONG, table.UNDECIDED: "?", FAILS: "–"}
 _OTHER = "○"
-_THREAD = "[{0}](https://github.com/huggingface/transformers/issues/{0})"
 
 Row = Mapping[str, str]
 
@@ -173,7 +172,7 @@ def explained(rows: Iterable[Row], known: Sequence[Mapping[str, Any]]) -> tuple[
 
 
 def _threads(numbers: Iterable[int]) -> str:
-    return ", ".join(_THREAD.format(number) for number in numbers)
+    return ", ".join(f"[{one}](https://github.com/huggingface/transformers/issues/{one})" for one in numbers)
 
 
 def whole(rows: Iterable[Row]) -> list[str]:

@@ -16,9 +16,6 @@ from kvreport.site import changes, environment, first_screen, gallery, history, 
 
 # One on a line of its own; the line becomes the part. Of a figure the name stands after a colon.
 _MARK = re.compile(r"^<!-- part: ([^:\n]+?)(?:: (\S+))? -->$", re.MULTILINE)
-# Becomes the models and processors behind the numbers of the list item that it ends.
-_MADE_ON = re.compile(r"<!-- made on -->")
-_ITEM = re.compile(r"^\d+\. ", re.MULTILINE)
 
 # Read from executed chapters, and written with links from a page's folder: a page that asks for one of these is read
 # again when any of them has run again.
@@ -55,11 +52,6 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def connect(app: Sphinx) -> None:
-    """Join the build; after `executed`, which has brought every chapter up to date by then."""
-    app.connect("source-read", _fill)
-
-
 def shows_chapters(text: str) -> bool:
     """Tell whether a page asks for a part that is read from executed chapters."""
     return any(name in (*OF_CHAPTERS, FIGURE) for name, _ in _MARK.findall(text))
@@ -78,23 +70,26 @@ def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
         return PARTS[mark[1]]()
 
     def measured(role: re.Match[str]) -> str:
-        if role["chapter"] is None or (book := evaluated.published(role["chapter"])) is None:
+        numbers = evaluated.published(role["chapter"])["numbers"] if role["chapter"] else {}
+        if not numbers:
             raise UserError(
                 f"{role[0]}: on this page a number needs its chapter before it: {{measured}}`layer_drift:...`"
             )
-        return captions.filled(role[0].replace(f"{role['chapter']}:", "", 1), book["numbers"])
+        return captions.filled(role[0].replace(f"{role['chapter']}:", "", 1), numbers)
 
+    # Models and processors behind the numbers of the list item that the mark ends.
     def origins(mark: re.Match[str]) -> str:
-        item = _ITEM.split(text[: mark.start()])[-1]
+        item = re.split(r"^\d+\. ", text[: mark.start()], flags=re.MULTILINE)[-1]
         asked = [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
         books = {chapter: evaluated.published(chapter) for chapter, _ in asked}
-        found = (books[chapter]["behind"][key] for chapter, key in dict.fromkeys(asked) if books[chapter])
+        found = (books[chapter]["behind"].get(key, ()) for chapter, key in dict.fromkeys(asked))
         return sentences.made_on(one for of_number in found for one in of_number)
 
-    return ROLE.sub(measured, _MARK.sub(part, _MADE_ON.sub(origins, text)))
+    return ROLE.sub(measured, _MARK.sub(part, re.sub("<!-- made on -->", origins, text)))
 
 
-def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
+def fill_page(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Fill a page, when every chapter is up to date."""
     if "<!-- part: changes -->" in source[0]:
         app.env.note_dependency(str(Path(app.srcdir) / changes.SOURCE))
     try:

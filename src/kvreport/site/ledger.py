@@ -1,8 +1,7 @@
 """The ledger of all claims.
 
-The verdicts are read from the tables ``tab-claims-<document>`` that the executed chapters published, so the ledger can
-only say what the chapters' pages say.  A second chapter on a document calls its table
-``tab-claims-<document>-<words>``.
+The verdicts are read from the tables of claims that the executed chapters published, so the ledger can only say what
+the chapters' pages say.
 """
 
 import csv
@@ -13,13 +12,11 @@ from typing import get_args
 
 import pandas as pd
 
-from kvbook import paths
 from kvreport.publishing import published
 from kvreport.publishing.judging import Word
 from kvreport.running.planning import Chapter
 from kvreport.site.overlay import csv_table
 
-_PREFIX = "tab-claims-"
 # A claim whose verdicts on several processors are not one word counts once, as this.
 DIFFERS = "differs by processor"
 
@@ -28,16 +25,9 @@ def verdicts(chapters: Iterable[Chapter]) -> Iterator[dict[str, str]]:
     """Yield every verdict that the chapters published."""
     for chapter in chapters:
         for table, _ in published.items(published.read(chapter.executed)):
-            if table["name"].startswith(_PREFIX):
-                about = {"document": _document(table["name"]), "table": table["name"]}
+            if "document" in table:
+                about = {"document": table["document"], "table": table["name"]}
                 yield from (about | row for row in csv.DictReader(io.StringIO(table["csv"])))
-
-
-def _document(table: str) -> str:
-    """Name the document of a table: the longest whose name the table's begins with."""
-    named = table.removeprefix(_PREFIX)
-    known = [path.stem for path in paths.DOCUMENTS.glob("*.yaml")]
-    return max((name for name in known if f"{named}-".startswith(f"{name}-")), key=len, default=named)
 
 
 def markdown(rows: Iterable[dict[str, str]]) -> str:

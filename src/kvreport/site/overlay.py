@@ -52,7 +52,6 @@ def overlay(
     Captions are those that it has in markdown; the site's address is left out where nobody knows it.
     """
     _refuse_failed(executed)
-    executed = _captioned(executed, captions)
     outputs = {cell["id"]: cell for cell in executed["cells"] if cell["cell_type"] == "code"}
     merged = copy.deepcopy(source)
     cells: list[Cell] = []
@@ -62,24 +61,12 @@ def overlay(
             if (ran := outputs.get(cell["id"])) is None or _text(ran) != _text(cell):
                 raise UserError(f"cell {cell['id']!r} is not the one that was executed: execute the chapter again")
             cell |= {"outputs": ran["outputs"], "execution_count": ran.get("execution_count")}
-            cells += _following(cell, chapter, site)
+            cells += _following(cell, captions, chapter, site)
             if "parameters" in _tags(cell):
                 cells += [ran for ran in outputs.values() if INJECTED in _tags(ran)]
     cells.append(_how_it_was_run(executed["metadata"]["kvbook"], chapter))
     merged["cells"] = cells
     return merged
-
-
-def _captioned(executed: Notebook, captions: Mapping[str, Caption]) -> Notebook:
-    """Give published outputs the words that stand in the source, and take out what is for programs alone."""
-    executed = copy.deepcopy(executed)
-    for cell in executed["cells"]:
-        if "outputs" in cell:
-            cell["outputs"] = [out for out in cell["outputs"] if "kvbook_runs" not in out.get("metadata", {})]
-    for item, _ in published.items(executed):
-        caption, whose = captions[item["name"]], f"{YOURS} " if speaks_of_the_book(item) else ""
-        item |= {"caption": f"{whose}{caption.text}", "alt": caption.alt}
-    return executed
 
 
 def _refuse_failed(executed: Notebook) -> None:
@@ -89,8 +76,8 @@ def _refuse_failed(executed: Notebook) -> None:
         raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
 
 
-def _following(cell: Cell, chapter: Chapter, site: str | None) -> list[Cell]:
-    """Give what follows a cell that publishes a figure or tables; its output keeps the figure alone."""
+def _following(cell: Cell, captions: Mapping[str, Caption], chapter: Chapter, site: str | None) -> list[Cell]:
+    """Give what follows a cell that publishes a figure or tables; of what is published the figure alone stays there."""
     after: list[Cell] = []
     items = [item for item, _ in published.items({"cells": [cell]})]
     figures = [item for item in items if item["name"].startswith("fig-")]
@@ -98,18 +85,22 @@ def _following(cell: Cell, chapter: Chapter, site: str | None) -> list[Cell]:
         remedy = "give each a cell, so that each gets a caption"
         raise UserError(f"cell {cell['id']!r} publishes {len(figures)} figures: {remedy}")
     for item in items:
+        text, alt = captions[item["name"]]
+        caption = f"{YOURS} {text}" if speaks_of_the_book(item) else text
         if item in figures:
             look = cell["metadata"].setdefault("mystnb", {})
-            look["figure"] = {"name": item["name"], "caption": item["caption"]}
+            look["figure"] = {"name": item["name"], "caption": caption}
             # dark-light: the theme leaves the figure alone, and kvbook.css turns its light and dark round, not its
             # hues, which its legend names.
-            look["image"] = {"alt": item["alt"], "classes": "dark-light"}
+            look["image"] = {"alt": alt, "classes": "dark-light"}
         else:
             rows = csv.reader(io.StringIO(item["csv"]))
-            table = csv_table(item["name"], item["caption"], rows, item.get("filtered", False))
+            table = csv_table(item["name"], caption, rows, item.get("filtered", False))
             after.append(_markdown(f"shown-{item['name']}", table))
         after.append(_offered(item, chapter, site))
-    cell["outputs"] = [output for output in cell["outputs"] if published.item_of(output) in (None, *figures)]
+    shown = [output for output in cell["outputs"] if published.item_of(output) in (None, *figures)]
+    # Which runs a chapter has is for programs alone.
+    cell["outputs"] = [output for output in shown if "kvbook_runs" not in output.get("metadata", {})]
     return after
 
 

@@ -10,27 +10,19 @@ from sphinx.application import Sphinx
 
 from kvbook.errors import UserError
 
-VARIABLE = "KVBOOK_PDF"
 FOLDER = "pdf"
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
 _TIMEOUT_S = 120
-
-
-def connect(app: Sphinx) -> None:
-    """Join the build, behind all who write pages."""
-    if wanted():
-        app.connect("build-finished", _print_chapters, priority=900)
 
 
 def wanted() -> bool:
     """Whether PDFs are to be made, and pages are to offer them."""
-    return bool(os.environ.get(VARIABLE))
+    return bool(os.environ.get("KVBOOK_PDF"))
 
 
 def find_browser() -> str:
     """Find a Chromium."""
-    for name in (os.environ.get("KVBOOK_CHROMIUM"), *_NAMES):
+    for name in (os.environ.get("KVBOOK_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"):
         if name and (found := shutil.which(name)):
             return found
     raise UserError("no Chromium to print PDFs with: install it, or name one in KVBOOK_CHROMIUM")
@@ -53,8 +45,9 @@ def print_page(page: Path, file: Path) -> None:
         raise UserError(f"the browser did not print {page.name}: {last}")
 
 
-def _print_chapters(app: Sphinx, exception: Exception | None) -> None:
-    if exception is not None or app.builder.name != "html":
+def print_chapters(app: Sphinx, exception: Exception | None) -> None:
+    """Print the chapters whose pages have changed."""
+    if exception is not None or app.builder.name != "html" or not wanted():
         return
     site = Path(app.outdir)
     try:

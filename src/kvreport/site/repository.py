@@ -18,12 +18,6 @@ from kvreport.publishing import checkout as origin
 COLAB = "https://colab.research.google.com"
 
 
-def connect(app: Sphinx) -> None:
-    """Join the build before the theme looks at its options."""
-    app.connect("config-inited", _tell_the_theme, priority=100)
-    app.connect("html-page-context", _ask_for_an_issue)
-
-
 def issue_address(book: origin.Origin, page: str) -> str | None:
     """Give the address of a new issue with page and version filled in; None where the repository is not known."""
     if book.repository is None:
@@ -35,16 +29,18 @@ def issue_address(book: origin.Origin, page: str) -> str | None:
     return f"{book.repository}/issues/new?{urlencode({'title': title, 'body': body})}"
 
 
-def _ask_for_an_issue(
+def ask_for_an_issue(
     app: Sphinx, pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
 ) -> None:
+    """Put a link below the page that opens an issue about it."""
     address = issue_address(app.kvbook_origin, pagename)
     if context.get("body") and address is not None:
         link = f'<a href="{escape(address)}">Something wrong or unclear on this page? Tell us.</a>'
         context["body"] += f'<p class="kvbook-feedback">{link}</p>'
 
 
-def _tell_the_theme(app: Sphinx, config: Config) -> None:
+def tell_the_theme(app: Sphinx, config: Config) -> None:
+    """Hand the theme authors and address, before it looks at its options."""
     book = app.kvbook_origin = origin.of(Path(app.srcdir))
     config.author = ", ".join(book.names)
     config.copyright = str(book.year)

@@ -152,12 +152,9 @@ def colab() -> str:
 
 def gpu_parameters() -> str:
     """Write what every chapter runs with on a GPU, as YAML."""
-    default, gpu = (
-        {chapter.stem: chapter.parameters for chapter in planning.plan(profile)} for profile in ("default", "gpu")
-    )
     differing = {
-        stem: {name: value for name, value in values.items() if default[stem].get(name) != value}
-        for stem, values in gpu.items()
+        gpu.stem: {name: value for name, value in gpu.parameters.items() if default.parameters.get(name) != value}
+        for default, gpu in zip(planning.plan("default"), planning.plan("gpu"), strict=True)
     }
     return f"```yaml\n{yaml.safe_dump(differing, sort_keys=False, default_flow_style=None, width=100)}```"
 

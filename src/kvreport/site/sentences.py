@@ -23,25 +23,19 @@ YOUR_RUN = "<!-- part: your run -->"
 MARK = "⚠ not borne out by the published rows"
 
 
-# Of a chapter without statements.
-_NOTHING = {"numbers": {}, "statements": {}, "labels": {}, "behind": {evaluated.PROCESSOR: []}}
-
-
 def say(source: Notebook, executed: Notebook, chapter: Chapter) -> tuple[Notebook, dict[str, Caption]]:
     """Fill in a chapter's prose and take its captions out; return the notebook, and these by figure and table."""
-    book = evaluated.published(chapter.name) or _NOTHING
+    book = evaluated.published(chapter.name)
     own = evaluated.own(chapter.name, published.measured(executed))
     used: Counter[str] = Counter()
     filled = copy.deepcopy(source)
-    opening = next((cell for cell in filled["cells"] if cell["cell_type"] == "markdown"), None)
-    for cell in filled["cells"]:
-        if cell["cell_type"] == "markdown":
-            text = captions.BLOCK.sub("", "".join(cell["source"]))
-            text = captions.filled(text, book["numbers"])
-            used.update(match["id"] for match in statements.HOLDS.finditer(text))
-            text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own, chapter.name), text)
-            text = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
-            cell["source"] = _opening(text, book) if cell is opening else text
+    for place, cell in enumerate(cell for cell in filled["cells"] if cell["cell_type"] == "markdown"):
+        text = captions.BLOCK.sub("", "".join(cell["source"]))
+        text = captions.filled(text, book["numbers"])
+        used.update(match["id"] for match in statements.HOLDS.finditer(text))
+        text = statements.HOLDS.sub(lambda match: _mark(match["id"], book, own, chapter.name), text)
+        text = text.replace(YOUR_RUN, _comparison(book, own, chapter.name))
+        cell["source"] = text if place else _opening(text, book)
     _refuse_strangers(used, book)
     return filled, captions.written(source, book["numbers"])
 
@@ -116,14 +110,12 @@ def made_on(origins: Iterable[Mapping[str, Any]]) -> str:
         by_processor.setdefault(one["processor"], []).append(one)
     said = []
     for processor, of in by_processor.items():
-        models = [name for one in of for name in one["models"]]
+        models = dict.fromkeys(name for one in of for name in one["models"])
         texts = list(dict.fromkeys(filter(None, (one["texts"] for one in of))))
-        trained = [name for name in dict.fromkeys(models) if wording.is_packaged(name)]
-        others = [name for name in dict.fromkeys(models) if name not in trained]
-        named = [*trained, *others]
+        trained = list(filter(wording.is_packaged, models))
+        named = [*trained, *(name for name in models if name not in trained)]
         if len(named) > 2:
-            kept = trained or others[:1]
-            rest = [name for name in named if name not in kept]
+            kept, rest = named[: len(trained) or 1], named[len(trained) or 1 :]
             are = "stand-ins" if all(name.endswith(wording.STAND_IN) for name in rest) else "other models"
             named = [*kept, f"{len(rest)} {are}"]
         on = f" on {wording.listed(texts)}" if texts else ""
@@ -162,11 +154,8 @@ def outcomes(chapters: Iterable[Chapter]) -> str:
     """Say how this machine's runs compare with the book's, and of how much they say nothing."""
     counts: Counter[str] = Counter()
     for chapter in chapters:
-        if (book := evaluated.published(chapter.name)) is None:
-            continue
-        own = evaluated.own(chapter.name, published.measured(json.loads(chapter.executed.read_text("utf-8"))))
-        found = (
-            (one["comparison"] for one in own["statements"].values()) if own else ["not run"] * len(book["statements"])
-        )
-        counts.update(found)
+        if own := evaluated.own(chapter.name, published.measured(json.loads(chapter.executed.read_text("utf-8")))):
+            counts.update(one["comparison"] for one in own["statements"].values())
+        else:
+            counts["not run"] += len(evaluated.published(chapter.name)["statements"])
     return _tally(counts, "The run that built this site")

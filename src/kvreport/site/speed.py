@@ -1,8 +1,13 @@
 """How fast this book itself is: the last bench of each processor, the targets that they meet, and how work grows."""
 
+from kvbook.runs.records import Run
 from kvreport.benchmarks import growing, results
 from kvreport.publishing import processors
 from kvreport.site.overlay import csv_table
+
+
+def _made(run: Run) -> str:
+    return f"{processors.device(run.about['machine'])}, torch {run.about['machine']['torch']}, run `{run.hash}`"
 
 
 def speed() -> str:
@@ -11,10 +16,7 @@ def speed() -> str:
     if not runs:
         return "No bench has been run on this copy of the book: `make bench` measures one, and the next build shows it."
     settings = next(iter(runs.values())).about["settings"]
-    made = "; ".join(
-        f"{processors.device(run.about['machine'])}, torch {run.about['machine']['torch']}, run `{run.hash}`"
-        for run in runs.values()
-    )
+    made = "; ".join(map(_made, runs.values()))
     caption = (
         "Ratios of `make bench`, each of two pieces of work that took turns: median of the turns, and in brackets the "
         "lowest and the highest, or against `generate` a 95 % interval; above 1 the first is the faster, or takes "
@@ -44,13 +46,12 @@ def growth() -> str:
     if not runs:
         return "Growth has not been measured on this copy of the book: `make bench BENCH=--growth` does it."
     run = max(runs.values(), key=lambda run: run.about["finished"])
-    made = f"{processors.device(run.about['machine'])}, torch {run.about['machine']['torch']}, run `{run.hash}`"
     repeats = run.about["settings"]["n_repeats"]
     measured = (
         "Seconds and memory at sizes ten times apart, medians of "
         f"{repeats} repeats, each in a process of its own; imports and inputs are not timed. The exponent is fitted to "
         f"the last hundredfold, *at the end* to the last tenfold; 1 is in proportion. MB are what the work held beyond "
-        f"what making its inputs had held, which may be nothing. {made}."
+        f"what making its inputs had held, which may be nothing. {_made(run)}."
     )
     extrapolated = (
         "What larger work would take: extrapolated from the largest size of the table above by the exponent at its "

@@ -18,7 +18,8 @@ def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
     """Draw the difference of every variant, one line each; a published table stands faint behind it."""
     shown = _whole(table)
     labels = list(dict.fromkeys(zip(shown["model"], shown["variant"], strict=True)))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.36 * len(labels)))
+    names = [f"{model.rpartition('/')[2]}: {variant}" for model, variant in labels]
+    fig, ax = style.rows(names, 1.2, 0.36, fontsize=9)
     for rows, look in ((_whole(table[:0] if book is None else book), style.FAINT), (shown, {})):
         for row in rows.itertuples():
             label = row.model, row.variant
@@ -27,7 +28,6 @@ def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
                 _, colour, marker = _QUANTIZATIONS[row.quantization]
                 place = labels.index(label) + (list(_QUANTIZATIONS).index(row.quantization) - 1) * 0.2
                 style.plot_estimate(ax, row.spread, place, down_to=0.01, color=colour, marker=marker, **look)
-    style.name_rows(ax, [f"{model.rpartition('/')[2]}: {variant}" for model, variant in labels], fontsize=9)
     ax.set(xscale="log", xlabel="difference / spread of the logits")
     handles = [
         style.key(label, colour, marker=marker)

@@ -1,6 +1,7 @@
 """Measures of the chapter on the blog post, then the sentences and the claims that they decide."""
 
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -105,16 +106,12 @@ MASK = _said_of("with the mask of mid-2023", BY_PRECISION.where(variant=named.UP
 ROTARY = _said_of("with the rotary embedding of mid-2023", BY_PRECISION.where(variant=named.NO_OFFSET))
 
 
-def _median_spread(measure: Measure, before: str = ""):
+def _median_spread(measure: Measure, found: Found, before: str = "") -> str:
     """Tell the median difference over the logits' spread of a measure's rows."""
-
-    def told(found: Found) -> str:
-        return "".join(
-            f"{before.format(len(of))}{of['relative_spread'].median():.2g} of the logits' spread in the median"
-            for (of,) in measure.groups(found).values()
-        )
-
-    return told
+    return "".join(
+        f"{before.format(len(of))}{of['relative_spread'].median():.2g} of the logits' spread in the median"
+        for (of,) in measure.groups(found).values()
+    )
 
 
 _THOUSANDTH = Bound(0.001, "document", "“at most 0.1%”")
@@ -150,7 +147,9 @@ def _cannot(native: Measure, *conditions, family: str, unseen: str, beside) -> C
 
 
 CHECKS = {
-    "gpt2-compatible": claim(*either(GPT2, "below", ROUNDING, every), whose=_of("gpt2"), beside=_median_spread(GPT2)),
+    "gpt2-compatible": claim(
+        *either(GPT2, "below", ROUNDING, every), whose=_of("gpt2"), beside=partial(_median_spread, GPT2)
+    ),
     "roberta-fails-bidirectional": claim(
         reproduced(every(HANDED_DEEP, "above", ROUNDING), every(CAUSAL, "below", ROUNDING)),
         refuted(every(HANDED_DEEP, "below", ROUNDING)), whose=_of("roberta"),
@@ -163,7 +162,7 @@ CHECKS = {
     "mpt-cannot": _cannot(
         ON, every(OFF, "at most", NO_TEXT), family="mpt",
         unseen="the post does not print the configuration of its checkpoint",
-        beside=_median_spread(OFF, "of {} texts and quantizations; off, "),
+        beside=partial(_median_spread, OFF, before="of {} texts and quantizations; off, "),
     ),
     "falcon-cannot": _cannot(
         TODAY, every(MASK, "above", ROUNDING), every(ROTARY, "above", ROUNDING), family="falcon",

@@ -20,8 +20,7 @@ Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -33,7 +32,7 @@ from kvbook import paths
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
-from kvbook.models import corpus, loading, lowbit, placement, registry
+from kvbook.models import corpus, lowbit, registry
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvbook.settings import Settings
@@ -49,18 +48,14 @@ def split_call(
     model: PreTrainedModel, ids: torch.Tensor, last_step=nullcontext, cache: DynamicCache | None = None, **last
 ) -> Split:
     """Make the posted call: all tokens but the last, then the last with whatever past was returned."""
-    if cache is None:
-        past = model(ids[:, :-1]).past_key_values
-    else:
-        model(ids[:, :-1], past_key_values=cache)
-        past = cache
+    returned = model(ids[:, :-1], past_key_values=cache).past_key_values
+    past = returned if cache is None else cache
     held = 0 if past is None else int(past.get_seq_length())
     with last_step():
         return model(ids[:, -1:], past_key_values=past, **last).logits[0, -1], held
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A way to run the posted call.
 
     Attributes
@@ -84,15 +79,12 @@ def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
     if kind == "roberta":
         return list(_of_roberta(model, shallower))
 
-    def with_use_cache(on: bool) -> Callable[[torch.Tensor], Split]:
-        def call(ids: torch.Tensor) -> Split:
-            with patch.object(model.config, "use_cache", on):
-                return split_call(model, ids)
-
-        return call
+    def call(use_cache: bool, ids: torch.Tensor) -> Split:
+        with patch.object(model.config, "use_cache", use_cache):
+            return split_call(model, ids)
 
     if kind == "mpt":
-        calls = {named.CACHE_OFF: with_use_cache(False), named.NATIVE: with_use_cache(True)}
+        calls = {named.CACHE_OFF: functools.partial(call, False), named.NATIVE: functools.partial(call, True)}
     elif kind == "falcon":
         where = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
         calls = {
@@ -102,7 +94,7 @@ def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
             named.BOTH: lambda ids: split_call(model, ids, upper_left_mask, **where),
         }
     else:
-        calls = {named.NATIVE: with_use_cache(True)}
+        calls = {named.NATIVE: functools.partial(call, True)}
     return [Variant(name, model, call) for name, call in calls.items()]
 
 
@@ -140,8 +132,7 @@ def described(values: torch.Tensor) -> list[float]:
 
 def compare(full: torch.Tensor, split: torch.Tensor, alone: torch.Tensor) -> dict[str, Any]:
     """Measure a split call's logits against the full pass and against the last token alone."""
-    drift = agreement.drift(full, split)
-    decision = agreement.decision(full, split)
+    drift, decision = agreement.drift(full, split), agreement.decision(full, split)
     difference = (full.double() - split.double()).abs()
     row = {
         "max_abs": drift.max_abs.item(),
@@ -152,12 +143,11 @@ def compare(full: torch.Tensor, split: torch.Tensor, alone: torch.Tensor) -> dic
         "top1_flip": int(decision.top1_flip),
         "kl_nats": decision.kl_nats,
     }
-    names = documents.published("blog-past")["statistics"]
     # A logit of exactly zero has no relative difference.
     there = full != 0
     element = difference[there] / full[there].double().abs()
     for label, values in (("without", full), ("with", split), ("absolute", difference), ("element", element)):
-        row |= {f"{label} {name}": value for name, value in zip(names, described(values), strict=True)}
+        row |= {f"{label} {name}": value for name, value in zip(named.statistics(), described(values), strict=True)}
     return row
 
 
@@ -173,20 +163,14 @@ def weights_for(settings: Settings, name: str) -> str:
 
 def inputs(settings: PastTablesSettings) -> dict[str, Any]:
     """Name models, quantizations and texts, and refuse what cannot be run."""
-    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
     for quantization in settings.quantizations:
         lowbit.check(quantization)
         if quantization != "none" and settings.memory is not None:
             raise UserError("weights that are read a layer at a time are not quantized: quantizations=none")
-    models = []
-    for name in dict.fromkeys((settings.model, *settings.families)):
-        weights = weights_for(settings, name)
-        model = loading.identify(name, weights, settings.seed)
-        loading.check_length(model, settings.n_tokens)
-        samples.check_memory(settings, name, weights, [settings.dtype], settings.n_tokens)
-        models.append(model | {"asked_for": name})
+    names = (settings.model, *settings.families)
     return {
-        "text": documents.published("blog-past")["text"], "models": models,
+        "text": documents.published("blog-past")["text"],
+        "models": samples.identities(settings, names, settings.n_tokens, weights_for),
         "quantizations": [lowbit.identity(quantization) for quantization in settings.quantizations],
         "corpus": corpus.describe(settings.corpus),
     }
@@ -245,6 +229,4 @@ def work(settings: PastTablesSettings) -> Work:
     return Work(settings.n_tokens, 2 * n_texts, 2 * n_texts, (settings.dtype,))
 
 
-EXPERIMENT = Experiment(
-    "past_tables", PastTablesSettings, inputs, measure, revision=named.EXPERIMENTS["past_tables"], work=work
-)
+EXPERIMENT = Experiment("past_tables", PastTablesSettings, inputs, measure, work=work)

@@ -49,7 +49,8 @@ def _texts(run: Run) -> pd.DataFrame:
     )
 
 
-def _statistics() -> list[str]:
+def statistics() -> list[str]:
+    """Name the post's statistics of a vector."""
     return documents.published(DOCUMENT)["statistics"]
 
 
@@ -59,7 +60,7 @@ def published_tables() -> pd.DataFrame:
         {"family": table["family"], "quantization": table["quantization"], "statistic": name}
         | {column: table[column][index] for column in ("without", "with", "absolute", "relative")}
         for table in documents.published(DOCUMENT)["tables"]
-        for index, name in enumerate(_statistics())
+        for index, name in enumerate(statistics())
     )
 
 
@@ -70,7 +71,7 @@ def _own_tables(texts: pd.DataFrame) -> pd.DataFrame:
     columns = ("without", "absolute", "element")
     tables = [
         posted[_CASE[:2]].assign(statistic=name, **{column: posted[f"{column} {name}"] for column in columns})
-        for name in _statistics()
+        for name in statistics()
     ]
     table = pd.concat(tables)
     return table.assign(relative=table["absolute"] / table["without"].abs())

@@ -33,3 +33,8 @@ class PastTablesSettings(StreamedSettings):
     corpus: Text = "stdlib"
     n_samples: Count = 20
     n_tokens: at_least(3) = 32
+
+    @property
+    def dtypes(self) -> tuple[str]:
+        """The only dtype, as experiments in several have theirs."""
+        return (self.dtype,)

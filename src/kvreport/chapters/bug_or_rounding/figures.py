@@ -95,8 +95,7 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
         places += [{"label": heading}, *part.assign(label=part["symptom"].map(rows.named)).to_dict("records")]
     dtypes = _dtypes(lines)
     markers = dict(zip(dtypes, style.MARKERS, strict=False))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.25 * len(places)))
-    style.name_rows(ax, [row["label"] for row in places], fontsize=10)
+    fig, ax = style.rows([row["label"] for row in places], 1.1, 0.25, fontsize=10)
     # Left of everything, where a logarithmic axis has no place for zero.
     zero = UNIT_ROUNDOFF[dtypes[0]] / 100
     for place, (row, label) in enumerate(zip(places, ax.get_yticklabels(), strict=True)):

@@ -15,7 +15,7 @@ from kvbook.models import corpus, loading
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.bug_or_rounding import every_dtype
-from kvreport.chapters.bug_or_rounding.rows import CLEAN, EXPERIMENTS, LATE, NARROW
+from kvreport.chapters.bug_or_rounding.rows import CLEAN, LATE, NARROW
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
 _INJECT = {LATE: faults.one_step_late, NARROW: faults.kept_in_16_bits}
@@ -53,6 +53,4 @@ def work(settings: BugOrRoundingSettings) -> Work:
     return Work(lengths.middle(settings.n_tokens), 2 * settings.n_samples, n_steps, settings.dtypes)
 
 
-EXPERIMENT = Experiment(
-    "first_bad_layer", BugOrRoundingSettings, inputs, measure, revision=EXPERIMENTS["first_bad_layer"], work=work
-)
+EXPERIMENT = Experiment("first_bad_layer", BugOrRoundingSettings, inputs, measure, work=work)

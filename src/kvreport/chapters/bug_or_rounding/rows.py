@@ -1,6 +1,6 @@
 """The rows of the chapter on bug or rounding by name; to read them takes no torch."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -41,8 +41,7 @@ REPORTED, FOUND, REMOVED = "reported", "found while repeating", "cause removed"
 LIES = FED, PAST, IN_MODEL = "in what is fed", "in a cache past its block", "in the model or its configuration"
 
 
-@dataclass(frozen=True)
-class Symptom:
+class Symptom(NamedTuple):
     """Two computations that should agree, and whether a document shows that theirs did not.
 
     Attributes
@@ -98,7 +97,7 @@ SYMPTOMS = (
     Symptom(SCRATCH, LAST_ONLY, lies=FED),
     Symptom(BLOG, "RoBERTa, past by hand", lies=IN_MODEL),
 )
-_KNOWN = pd.DataFrame([vars(one) | {"whose": one.whose} for one in SYMPTOMS]).drop(columns="document")
+_KNOWN = pd.DataFrame([one._asdict() | {"whose": one.whose} for one in SYMPTOMS]).drop(columns="document")
 _KEYS = ["document", "symptom", "model", "weights"]
 
 

@@ -210,6 +210,4 @@ def work(settings: BugOrRoundingSettings) -> Work:
     return Work(lengths.middle(settings.n_tokens), 20 * settings.n_samples, dtypes=settings.dtypes)
 
 
-EXPERIMENT = Experiment(
-    "bug_or_rounding", BugOrRoundingSettings, inputs, measure, revision=rows.EXPERIMENTS["bug_or_rounding"], work=work
-)
+EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure, work=work)

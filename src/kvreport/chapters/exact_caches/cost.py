@@ -6,19 +6,18 @@ take a path many times slower, so that stock's time would be the view's.  Rows, 
 ``data/README.md``.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbook import exact
 from kvbook.errors import UserError
 from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
-from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT
+from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches.rows import ARITHMETICS
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 
@@ -64,8 +63,7 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def turn(model: PreTrainedModel, ids: torch.Tensor, settings: ExactCachesSettings, arithmetic: str) -> dict[str, float]:
     """Time a prefill and a few decode steps in one arithmetic."""
-    switch = exact.row_invariant() if arithmetic == EXACT else nullcontext()
-    with torch.inference_mode(), switch:
+    with torch.inference_mode(), paths.switched(arithmetic):
         _, prefill_s = timing.timed(lambda: prefill(model, ids[:, : settings.n_prefill]), model.device)
         cache = DynamicCache(config=model.config)
         model(ids[:, : settings.n_context], past_key_values=cache, logits_to_keep=1)

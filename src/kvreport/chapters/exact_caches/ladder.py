@@ -47,12 +47,11 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
             ids, index = text.ids, text.sample.index
             with torch.inference_mode(), in_fp64.widened(torch.float64):
                 (reference,) = truth.of(index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
-            about = text.about | {"n_tokens": ids.shape[1]}
-            rows = [
-                about | {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
+            rows = (
+                {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
                 for name, (attention, parts) in RUNGS.items()
-            ]
-            writer.append(text.unit, rows)
+            )
+            text.keep(rows, n_tokens=ids.shape[1])
 
 
 def _score(

@@ -4,17 +4,15 @@ Rows, one for each (dtype, sample, arithmetic, way): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook import exact
 from kvbook.runs import records, samples, threads
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.exact_caches import paths
-from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT
+from kvreport.chapters.exact_caches.rows import ARITHMETICS
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Sizes of chunks, in the order in which they are fed: one token, odd numbers, and one either side of a power of two.
@@ -46,7 +44,7 @@ def ways(model: PreTrainedModel, length: int, first: int) -> Iterator[tuple[str,
 def compare(model: PreTrainedModel, ids: torch.Tensor, first: int) -> Iterator[dict[str, Any]]:
     """Hold every way against the full pass, under both arithmetics."""
     for arithmetic in ARITHMETICS:
-        with torch.inference_mode(), exact.row_invariant() if arithmetic == EXACT else nullcontext():
+        with torch.inference_mode(), paths.switched(arithmetic):
             full = model(ids, use_cache=False).logits[0]
             for way, sizes, cache in ways(model, ids.shape[1], first):
                 about = {"arithmetic": arithmetic, "way": way, "chunks": len(sizes)}

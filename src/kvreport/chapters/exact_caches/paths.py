@@ -4,7 +4,7 @@ Rows, one a (model, dtype, sample, arithmetic, way): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -66,10 +66,15 @@ def _generated(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(output.logits)
 
 
+def switched(arithmetic: str) -> AbstractContextManager[Any]:
+    """Switch one of `ARITHMETICS` on."""
+    return exact.row_invariant() if arithmetic == EXACT else nullcontext()
+
+
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Hold every way against the full pass, under both arithmetics."""
     for arithmetic in ARITHMETICS:
-        with torch.inference_mode(), exact.row_invariant() if arithmetic == EXACT else nullcontext():
+        with torch.inference_mode(), switched(arithmetic):
             full = model(ids, use_cache=False).logits[0]
             for way, logits in ways(model, ids):
                 # `generate` gives the last rows only, each as float32.

@@ -76,12 +76,9 @@ def _inputs_of_lengths(settings: LayerDriftSettings) -> dict[str, Any] | None:
     return inputs(changed) | {"texts": changed.n_samples, "lengths": changed.n_tokens}
 
 
-def _measure_lengths(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-    measure(_of_other_lengths(settings), made_of, writer)
-
-
 LENGTHS = Experiment(
-    "layer_drift_lengths", LayerDriftSettings, _inputs_of_lengths, _measure_lengths,
+    "layer_drift_lengths", LayerDriftSettings, _inputs_of_lengths,
+    lambda settings, made_of, writer: measure(_of_other_lengths(settings), made_of, writer),
     fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens", "memory"}),
     work=lambda settings: work(changed) if (changed := _of_other_lengths(settings)) else None,
 )

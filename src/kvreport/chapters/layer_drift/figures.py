@@ -33,11 +33,14 @@ def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
     ax.plot(x, y, color=colour, **{"marker": "o", "markersize": 3.5, "linewidth": 1.2} | look | more)
 
 
-def _curves(ax: Axes, rows: pd.DataFrame, published: bool = False, **look) -> None:
+def _curves(ax: Axes, rows: pd.DataFrame, published: bool = False, intervals: bool = False, **look) -> None:
     """Draw the largest absolute difference by layer, a curve for each dtype."""
     for dtype, series in rows.groupby("dtype"):
         shown = _drifting(series)
         _line(ax, shown["layer"], shown["max_abs"], dtype, published, **look)
+        if intervals:
+            low = shown["low"].where(shown["low"] > 0, shown["max_abs"])
+            ax.fill_between(shown["layer"], low, shown["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
 
 
 def _panels(models: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
@@ -55,12 +58,7 @@ def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[d
     fig, axes = _panels([model["name"] for model in models])
     for model in models:
         ax, family = axes[model["name"]], "gpt2" if model["architecture"] == "gpt2" else "llama"
-        ours = means[means["model"] == model["name"]]
-        _curves(ax, ours)
-        for dtype, series in ours.groupby("dtype"):
-            shown = _drifting(series)
-            low = shown["low"].where(shown["low"] > 0, shown["max_abs"])
-            ax.fill_between(shown["layer"], low, shown["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
+        _curves(ax, means[means["model"] == model["name"]], intervals=True)
         _curves(ax, published[published["family"] == family], published=True)
     # Above, not inside: where the curves run depends on the model.
     return style.with_legend(fig, style.solid_and_dashed(means["dtype"], "our run", "the issue"), 5)

@@ -13,8 +13,7 @@ Rows, one a (model, dtype, prompt, method, step): see ``data/README.md``.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -37,8 +36,7 @@ FEED_WHOLE = (named.POSTED, named.POSITIONS)
 GIVE_POSITIONS = (named.POSITIONS, named.LAST_POSITIONS)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One decoding step.
 
     Attributes
@@ -84,11 +82,9 @@ def decode_cached(
         held = 0 if cache is None else cache.get_seq_length()
         if limit is not None and held + fed.shape[1] > limit:
             return
-        positions = {}
-        if loop in GIVE_POSITIONS:
-            last = ids.shape[1]
-            positions = {"position_ids": torch.arange(last - fed.shape[1], last, device=ids.device)[None]}
-        output = model(fed, past_key_values=cache, use_cache=True, **positions)
+        places = torch.arange(ids.shape[1] - fed.shape[1], ids.shape[1], device=ids.device)[None]
+        given = places if loop in GIVE_POSITIONS else None
+        output = model(fed, past_key_values=cache, use_cache=True, position_ids=given)
         cache = output.past_key_values
         step = _step(output.logits[0, -1], cache.get_seq_length())
         yield step
@@ -137,12 +133,26 @@ def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
     return [*first, *(sample.ids for sample in texts)]
 
 
-def _decode(method: str, model: PreTrainedModel, ids: torch.Tensor, length: int, limit: int | None):
-    if method == named.UNCACHED:
-        return decode_uncached(model, ids, length)
-    if method == named.GENERATE:
-        return decode_by_generate(model, ids, length)
-    return decode_cached(model, ids, length, method, limit)
+def _rows(
+    loaded: loading.Loaded, ids: torch.Tensor, length: int, limit: int | None, whole: bool
+) -> Iterator[dict[str, Any]]:
+    """Decode by every method; unless a prompt is decoded whole, to the first token that differs."""
+    uncached = list(decode_uncached(loaded.model, ids, length))
+    for method in named.METHODS:
+        steps, diverged = uncached, False
+        if method == named.GENERATE:
+            steps = decode_by_generate(loaded.model, ids, length)
+        elif method != named.UNCACHED:
+            steps = decode_cached(loaded.model, ids, length, method, limit)
+        for index, (step, alone) in enumerate(zip(steps, uncached, strict=False)):
+            ties = dict.fromkeys(named.TIES)
+            if not diverged and step.token != alone.token:
+                ties, diverged = _ties(step, alone), True
+            text = loaded.tokenizer.decode([step.token])
+            yield {"method": method, "step": index, "text": text} | step.row() | ties
+            if diverged and not whole:
+                # After it the two decode different texts, and a loop that feeds all again takes long.
+                break
 
 
 def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
@@ -153,28 +163,13 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
         case, of_all = f"{model['asked_for']}|{dtype}", prompts(settings, loaded.tokenizer)
         units = {f"{case}|{loaded.tokenizer.decode(prompt)}": prompt for prompt in of_all}
         for unit, prompt in writer.pending(units, "prompt"):
-            ids, text = torch.tensor([prompt], device=loaded.model.device), unit.removeprefix(f"{case}|")
-            about = loaded.about | {"prompt": text}
+            ids = torch.tensor([prompt], device=loaded.model.device)
+            about = loaded.about | {"prompt": unit.removeprefix(f"{case}|")}
             # The document's prompt is decoded to its end.
             whole = settings.seed == 0 and prompt == of_all[0]
-            rows: list[dict[str, Any]] = []
-            uncached: list[Step] = []
             with torch.inference_mode():
-                for method in named.METHODS:
-                    diverged = False
-                    for index, step in enumerate(_decode(method, loaded.model, ids, settings.n_new_tokens, limit)):
-                        decoded = loaded.tokenizer.decode([step.token])
-                        ties = dict.fromkeys(named.TIES)
-                        if method == named.UNCACHED:
-                            uncached.append(step)
-                        elif not diverged and step.token != uncached[index].token:
-                            diverged = True
-                            ties = _ties(step, uncached[index])
-                        rows.append(about | {"method": method, "step": index, "text": decoded} | step.row() | ties)
-                        if diverged and not whole:
-                            # After it the two decode different texts, and a loop that feeds all again takes long.
-                            break
-            writer.append(unit, rows)
+                rows = _rows(loaded, ids, settings.n_new_tokens, limit, whole)
+                writer.append(unit, [about | row for row in rows])
 
 
 def work(settings: LayerDriftSettings) -> Work:

@@ -1,6 +1,8 @@
 """Measures of the chapter on issue 25420, then the sentences and the claims that they decide."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -23,12 +25,9 @@ def _fittable(drift: pd.DataFrame, column: str) -> estimates.Resampled | None:
     return resampled if positive else None
 
 
-def _growth(column: str):
-    def estimate(drift: pd.DataFrame) -> Estimate | None:
-        series = _fittable(drift, column)
-        return series and estimates.growth_resampled(series)
-
-    return estimate
+def _growth(column: str, drift: pd.DataFrame) -> Estimate | None:
+    series = _fittable(drift, column)
+    return series and estimates.growth_resampled(series)
 
 
 def _ratio(coarse: pd.DataFrame, fine: pd.DataFrame) -> Estimate | None:
@@ -36,15 +35,11 @@ def _ratio(coarse: pd.DataFrame, fine: pd.DataFrame) -> Estimate | None:
     return estimates.ratio_resampled(*both) if all(both) else None
 
 
-def _over_roundoffs(ratio):
+def _over_roundoffs(ratio: Callable[..., Estimate | None], coarse: pd.DataFrame, fine: pd.DataFrame) -> Estimate | None:
     """Divide a ratio of two dtypes by that of their unit roundoffs."""
-
-    def estimate(coarse: pd.DataFrame, fine: pd.DataFrame) -> Estimate | None:
-        roundoffs = [UNIT_ROUNDOFF[drift["dtype"].iloc[0]] for drift in (coarse, fine)]
-        found = ratio(coarse, fine)
-        return found and found.over(roundoffs[0] / roundoffs[1])
-
-    return estimate
+    roundoffs = [UNIT_ROUNDOFF[drift["dtype"].iloc[0]] for drift in (coarse, fine)]
+    found = ratio(coarse, fine)
+    return found and found.over(roundoffs[0] / roundoffs[1])
 
 
 def _fitted_growth(drift: pd.DataFrame) -> Estimate:
@@ -80,20 +75,22 @@ IDENTICAL = Measure(
 IDENTICAL_AT_ALL_LENGTHS = replace(IDENTICAL, rows="logits at all lengths", by=("tokens", "dtype"))
 GROWTH = Measure(
     "growth per layer of the absolute drift", "file", "model and dtype", "{:+.1%}", rows="layer_drift", by=_SERIES,
-    estimate=_growth("max_abs"),
+    estimate=partial(_growth, "max_abs"),
 )
-RELATIVE_GROWTH = replace(GROWTH, name="growth per layer of the relative drift", estimate=_growth("relative_rms"))
+RELATIVE_GROWTH = replace(
+    GROWTH, name="growth per layer of the relative drift", estimate=partial(_growth, "relative_rms")
+)
 RATIO = Measure(
     "drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.2g}",
     rows="layer_drift", by=_SERIES, over=("dtype", _finer), estimate=_ratio,
 )
 RATIO_OVER_ROUNDOFFS = replace(
     RATIO, name="drift of a dtype over that of the next finer one, over the ratio of their roundoffs", form="{:.2f}",
-    estimate=_over_roundoffs(_ratio),
+    estimate=partial(_over_roundoffs, _ratio),
 )
 THEIR_GROWTH = replace(GROWTH, name="the issue's growth", unit="", rows="published", estimate=_fitted_growth)
 THEIR_RATIO = replace(RATIO, name="the issue's ratio", unit="", rows="published", estimate=_fitted_ratio)
-THEIR_RATIO_OVER_ROUNDOFFS = replace(THEIR_RATIO, estimate=_over_roundoffs(_fitted_ratio))
+THEIR_RATIO_OVER_ROUNDOFFS = replace(THEIR_RATIO, estimate=partial(_over_roundoffs, _fitted_ratio))
 DIVERGENCE = Measure(
     "mean Kullback-Leibler divergence of the cached from the uncached next-token distribution, in nats", "file",
     "model and dtype", "{:.2g}", rows="logits", by=_SERIES, estimate=mean("kl_nats"),
@@ -188,14 +185,10 @@ STATEMENTS = {
 }
 
 
-def _fits(measure: Measure):
-    """Return what the issue's own columns come to in the same arithmetic."""
-
-    def write(found: Found) -> str:
-        fits = (f"{one.series} {one.estimate.text(measure.form)}" for one in measure(found))
-        return f"our fit to its columns: {'; '.join(fits)}"
-
-    return write
+def _fits(measure: Measure, found: Found) -> str:
+    """Say what the issue's own columns come to in the same arithmetic."""
+    fits = (f"{one.series} {one.estimate.text(measure.form)}" for one in measure(found))
+    return f"our fit to its columns: {'; '.join(fits)}"
 
 
 def _why_no_mitigation(found: Found) -> str:
@@ -240,9 +233,9 @@ CHECKS = {
     "grows-with-depth": claim(
         reproduced(every(GROWTH, "above", _NO_GROWTH), every(RELATIVE_GROWTH, "above", _NO_GROWTH)),
         refuted(anyone(GROWTH, "below", _NO_GROWTH)), refuted(anyone(RELATIVE_GROWTH, "below", _NO_GROWTH)),
-        published=_fits(THEIR_GROWTH),
+        published=partial(_fits, THEIR_GROWTH),
     ),
-    "coarser-is-worse": claim(*either(RATIO, "above", _GREATLY), published=_fits(THEIR_RATIO)),
+    "coarser-is-worse": claim(*either(RATIO, "above", _GREATLY), published=partial(_fits, THEIR_RATIO)),
     "fp32-imperceptible": claim(
         reproduced(every(DIVERGENCE.where(dtype="float32"), "below", _IMPERCEPTIBLE)),
         refuted(anyone(FLIPS.where(dtype="float32"), "above", _ONE_IN_A_HUNDRED)),

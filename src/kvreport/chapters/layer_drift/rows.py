@@ -1,6 +1,5 @@
 """The rows of the chapter on issue 25420 by name; to read them takes no torch."""
 
-import numpy as np
 import pandas as pd
 
 from kvbook import lengths
@@ -116,13 +115,13 @@ def _mitigated(run: Run) -> pd.DataFrame:
 
 def _that_lower(mitigated: pd.DataFrame) -> pd.DataFrame:
     """Keep, by dtype, stock and the mitigations that lower the drift."""
-    lower = [
-        (dtype, variant)
-        for dtype, rows in mitigated.groupby("dtype", sort=False) for variant in rows["variant"].unique()
-        if variant == STOCK or estimates.paired_ratio(rows, "logits_relative_rms", variant, STOCK).high < 1
-    ]
-    pairs = zip(mitigated["dtype"], mitigated["variant"], strict=True)
-    return mitigated[np.array([pair in lower for pair in pairs], dtype=bool)]
+
+    def is_kept(rows: pd.DataFrame) -> bool:
+        dtype, variant = rows[["dtype", "variant"]].iloc[0]
+        of_dtype = mitigated[mitigated["dtype"] == dtype]
+        return variant == STOCK or estimates.paired_ratio(of_dtype, "logits_relative_rms", variant, STOCK).high < 1
+
+    return mitigated.groupby(["dtype", "variant"], sort=False).filter(is_kept)
 
 
 ROWS = {

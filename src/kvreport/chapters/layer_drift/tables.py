@@ -19,18 +19,16 @@ def drawn(found: Found) -> pd.DataFrame:
 def laws(found: Found) -> pd.DataFrame:
     """Bring growth and ratios together, the issue's and ours."""
     table = []
-    for quantity, theirs, ours in (
-        (GROWTH, measures.THEIR_GROWTH, measures.GROWTH),
-        (RATIO, measures.THEIR_RATIO_OVER_ROUNDOFFS, measures.RATIO_OVER_ROUNDOFFS),
+    for quantity, measure, published in (
+        (GROWTH, measures.THEIR_GROWTH, True), (GROWTH, measures.GROWTH, False),
+        (RATIO, measures.THEIR_RATIO_OVER_ROUNDOFFS, True), (RATIO, measures.RATIO_OVER_ROUNDOFFS, False),
     ):
-        for measure, published in ((theirs, True), (ours, False)):
-            for model, dtype, estimate in measure.table(found).itertuples(index=False, name=None):
-                fine = measures._finer(dtype, list(found[measure.rows]["dtype"].unique()))
-                dtypes = DTYPES[dtype] if quantity == GROWTH else f"{DTYPES[dtype]} / {DTYPES[fine]}"
-                label = f"{model.split('/')[-1]}, {dtypes}{', the issue' if published else ''}"
-                table.append((quantity, label, estimate, published))
+        for model, dtype, estimate in measure.table(found).itertuples(index=False, name=None):
+            fine = measures._finer(dtype, list(found[measure.rows]["dtype"].unique()))
+            dtypes = DTYPES[dtype] if quantity == GROWTH else f"{DTYPES[dtype]} / {DTYPES[fine]}"
+            label = f"{model.split('/')[-1]}, {dtypes}{', the issue' if published else ''}"
+            table.append((quantity, label, estimate, published))
     return pd.DataFrame(table, columns=["quantity", "label", "estimate", "published"])
-
 
 
 def by_length(found: Found) -> pd.DataFrame:

@@ -35,8 +35,7 @@ import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,8 +66,7 @@ _QUESTION_TEXTS = 9
 _BEFORE, _AFTER = 32, 12
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One text in two parts.
 
     Attributes
@@ -166,19 +164,15 @@ def _chat_items(tokenizer: PreTrainedTokenizerBase, prefix: str, prompts: dict[s
         yield Item(named.CHAT, name, cached, whole)
 
 
-def corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
-    """Cut samples of the corpus in two, each at a random character; refuses a corpus that is too small."""
+def _posted_and_corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
+    """Cut samples of the corpus in two too, each at a random character; refuses a corpus that is too small."""
+    yield from posted_items(tokenizer)
     generator = np.random.default_rng(settings.seed)
     for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, _BEFORE + _AFTER, settings.seed):
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)
         cut = int(generator.integers(len(text) // 2, len(text)))
         name = f"{sample.source}:{sample.start}"
         yield Item(named.CORPUS, name, _encode(tokenizer, text[:cut]), _encode(tokenizer, text))
-
-
-def _posted_and_corpus_items(settings: PromptReuseSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Item]:
-    yield from posted_items(tokenizer)
-    yield from corpus_items(settings, tokenizer)
 
 
 def fill(model: PreTrainedModel, ids: list[int], kind: str, room: int) -> Cache:
@@ -232,24 +226,21 @@ def inputs_questions(settings: PromptReuseSettings) -> dict[str, Any] | None:
     return _inputs(settings, question_items, questions=questions(settings)) if settings.n_prompts else None
 
 
-def _measuring(items_of: Items) -> Callable[[PromptReuseSettings, dict[str, Any], records.Writer], None]:
-    def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
-        """Continue every text in every way, for all models and dtypes; the corpus in the first dtype alone."""
-        for model, dtype in itertools.product(made_of["models"], settings.dtypes):
-            loaded = samples.load(settings, model["asked_for"], dtype)
-            units = {
-                f"{model['asked_for']}|{dtype}|{item.case}|{item.name}": item
-                for item in items_of(settings, loaded.tokenizer)
-                # Cut texts ask about ids, which have no dtype: the first one is enough.
-                if item.case != named.CORPUS or dtype == settings.dtypes[0]
-            }
-            for unit, item in writer.pending(units, f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
-                about = loaded.about | {"case": item.case, "item": item.name}
-                with torch.inference_mode():
-                    found = continuations(loaded.model, item, settings.n_new_tokens)
-                    writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
-
-    return measure
+def _measure(items_of: Items, settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    """Continue every text in every way, for all models and dtypes; the corpus in the first dtype alone."""
+    for model, dtype in itertools.product(made_of["models"], settings.dtypes):
+        loaded = samples.load(settings, model["asked_for"], dtype)
+        units = {
+            f"{model['asked_for']}|{dtype}|{item.case}|{item.name}": item
+            for item in items_of(settings, loaded.tokenizer)
+            # Cut texts ask about ids, which have no dtype: the first one is enough.
+            if item.case != named.CORPUS or dtype == settings.dtypes[0]
+        }
+        for unit, item in writer.pending(units, f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
+            about = loaded.about | {"case": item.case, "item": item.name}
+            with torch.inference_mode():
+                found = continuations(loaded.model, item, settings.n_new_tokens)
+                writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
 
 
 def _rows(
@@ -286,10 +277,10 @@ def work_questions(settings: PromptReuseSettings) -> Work | None:
 
 _FIELDS = frozenset(PromptReuseSettings.model_fields) - {"n_positions"}
 EXPERIMENT = Experiment(
-    "prompt_reuse", PromptReuseSettings, inputs, _measuring(_posted_and_corpus_items),
+    "prompt_reuse", PromptReuseSettings, inputs, lambda *asked: _measure(_posted_and_corpus_items, *asked),
     fields=_FIELDS - {"n_prompts"}, work=work,
 )
 REUSED_QUESTIONS = Experiment(
-    "reused_questions", PromptReuseSettings, inputs_questions, _measuring(question_items),
+    "reused_questions", PromptReuseSettings, inputs_questions, lambda *asked: _measure(question_items, *asked),
     fields=_FIELDS - {"n_samples", "corpus"}, work=work_questions,
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -73,8 +72,7 @@ def _shares(
 ) -> tuple[Figure, Axes, Callable[[str, str], float]]:
     """Name a figure's rows and series, by colour and marker; the last returned tells where a share is drawn."""
     labels, names = list(dict.fromkeys(rows)), list(series)
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.4 * len(labels)))
-    style.name_rows(ax, labels, fontsize=9)
+    fig, ax = style.rows(labels, 1.2, 0.4, fontsize=9)
     ax.set(xlabel=of, xlim=(-0.03, 1.03))
     handles = [style.key(name, colour, marker=marker) for name, (colour, marker) in series.items()]
     fig.legend(handles=[*handles, *keys], loc="outside upper right", ncols=3, fontsize=9)

@@ -19,15 +19,13 @@ POSTED, ONE_BEGIN, OVERWRITTEN, WHOLE_CACHE, FULL_ROWS, BOTH = VARIANTS = (
 
 # Of ``prompt_reuse`` and ``reused_questions``: where the cache and the prompt come from, and what is reused; see
 # `continuations`.
-THREAD, JOINED, DOCUMENTED, SPACE, CONTINUED, CHAT, WHOLE, CORPUS = (
-    "thread", "joined word", "documented", "before the space", "continued ids", "chat template", "whole prompt",
-    "corpus",
-)
 CASES = {
-    THREAD: "the thread's own prompts", JOINED: "first word joins the stop", DOCUMENTED: "cut after the space",
-    SPACE: "cut before the space", CONTINUED: "ids continued", CHAT: "chat template, system turn",
-    WHOLE: "cache holds the whole prompt", CORPUS: "corpus, cut anywhere",
+    "thread": "the thread's own prompts", "joined word": "first word joins the stop",
+    "documented": "cut after the space", "before the space": "cut before the space",
+    "continued ids": "ids continued", "chat template": "chat template, system turn",
+    "whole prompt": "cache holds the whole prompt", "corpus": "corpus, cut anywhere",
 }
+THREAD, JOINED, DOCUMENTED, SPACE, CONTINUED, CHAT, WHOLE, CORPUS = CASES
 NO_REUSE, AS_IS, SHARED = "no reuse", "prefix cache as it is", "longest common prefix"
 # Names of the thread's own prompts.
 OWN = ("0", "1")

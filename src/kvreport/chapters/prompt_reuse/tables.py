@@ -18,22 +18,20 @@ MARK = "‖"
 
 def counts(found: Found) -> pd.DataFrame:
     """Take the published numbers of elements apart, and compare them with what transformers' classes make."""
-    table = []
-    for count in documents.published(named.DOCUMENT)["split"]["counts"]:
-        shape = found.noted("first_layer", "shapes", count["hub_id"])
-        per_token = shape["num_key_value_heads"] * (shape["hidden_size"] // shape["num_attention_heads"])
-        rows = found["first_layer"]
-        ours = rows[(rows["shape"] == count["hub_id"]) & (rows["rows_fed"] == count["response_tokens"])]
-        table.append(
-            {
-                "model": named.short(count["hub_id"]), "published": count["elements"], "elements per token": per_token,
-                "tokens": count["elements"] / per_token, "prompt": count["prompt_tokens"],
-                "response": count["response_tokens"],
-                "elements": ours.groupby(["dtype", "variant"])["n_elements"].sum().iloc[0],
-                "published, differing": count["differing"],
-            }
-        )
-    return pd.DataFrame(table)
+    counts = pd.DataFrame(documents.published(named.DOCUMENT)["split"]["counts"])
+    shapes = pd.DataFrame([found.noted("first_layer", "shapes", hub_id) for hub_id in counts["hub_id"]])
+    per_token = shapes["num_key_value_heads"] * (shapes["hidden_size"] // shapes["num_attention_heads"])
+    # In any dtype and variant there are as many.
+    sizes = found["first_layer"].groupby(["shape", "rows_fed", "dtype", "variant"])["n_elements"].sum()
+    ours = [sizes[count.hub_id, count.response_tokens].iloc[0] for count in counts.itertuples()]
+    return pd.DataFrame(
+        {
+            "model": counts["hub_id"].map(named.short), "published": counts["elements"],
+            "elements per token": per_token, "tokens": counts["elements"] / per_token,
+            "prompt": counts["prompt_tokens"], "response": counts["response_tokens"], "elements": ours,
+            "published, differing": counts["differing"],
+        }
+    )
 
 
 def first_layer(each: Iterable[Found]) -> pd.DataFrame:

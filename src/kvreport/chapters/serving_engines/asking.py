@@ -3,8 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvbook.server.client import Client, Refused
 
@@ -12,8 +11,7 @@ from kvbook.server.client import Client, Refused
 TOP = 20
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """What was written after a prompt: per token its id, its log-probability, and those of the likeliest ids."""
 
     tokens: list[int]

@@ -37,7 +37,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
     """Name the model; None where the chapter's own settings ask, for llama.cpp is no dependency."""
     if not isinstance(settings, BesideLlamaCppSettings):
         return None
-    return {"models": [subject.identify(settings)], "llama.cpp": _library().__version__}
+    return subject.inputs(settings) | {"llama.cpp": _library().__version__}
 
 
 def _library() -> Any:

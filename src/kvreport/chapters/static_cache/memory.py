@@ -17,7 +17,7 @@ from kvbook.models import loading
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 
 # Tokens behind the prompt.
 _N_NEW = 4
@@ -26,11 +26,6 @@ _N_NEW = 4
 def lengths(settings: StaticCacheSettings) -> tuple[int, ...]:
     """Return the numbers of tokens at which memory is measured: the run's own, and multiples of it."""
     return tuple(settings.n_new_tokens * times for times in (1, 2, 4))
-
-
-def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
-    """Name the model, and refuse what cannot be run."""
-    return {"models": [subject.identify(settings)]}
 
 
 @subject.measured_at_once
@@ -71,6 +66,5 @@ def work(settings: StaticCacheSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "static_memory", StaticCacheSettings, inputs, measure,
-    fields=frozenset({"model", "weights", "dtype", "device", "seed", "n_new_tokens"}), work=work,
+    "static_memory", StaticCacheSettings, subject.inputs, measure, fields=FIELDS | {"n_new_tokens"}, work=work
 )

@@ -28,9 +28,8 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
     """Name the model; None where there is no such step, or no compiler for it."""
     if settings.scope != "layer" or settings.device != "cpu" or settings.dtype != "bfloat16" or not native.compiler():
         return None
-    about = subject.identify(settings)
     config = loading.config_of(settings.model, subject.weights_of(settings))
-    return {"models": [about]} if config.model_type == "llama" else None
+    return subject.inputs(settings) if config.model_type == "llama" else None
 
 
 @subject.measured_at_once

@@ -6,6 +6,9 @@ from pydantic import BeforeValidator
 
 from kvbook.settings import Count, DTypeName, Settings, Text, Weights, at_least, numbers
 
+# The settings on which the rows depend of all experiments on the timed model.
+FIELDS = frozenset({"model", "weights", "dtype", "device", "seed"})
+
 
 class StaticCacheSettings(Settings):
     """Settings of the chapter on the notebook about static and dynamic caches.

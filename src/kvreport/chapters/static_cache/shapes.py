@@ -16,7 +16,7 @@ from kvbook.models import loading
 from kvbook.runs.experiment import Experiment
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 from kvreport.publishing import documents
 
 # The document's number of steps, and the room that it gave the static cache (a model with a smaller context gets that).
@@ -25,7 +25,7 @@ N_STEPS, ROOM = 5, 1024
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     """Name the model and the ids, and refuse what cannot be run."""
-    return {"models": [subject.identify(settings)], "ids": _ids(settings)}
+    return subject.inputs(settings) | {"ids": _ids(settings)}
 
 
 def _ids(settings: StaticCacheSettings) -> list[int]:
@@ -65,7 +65,4 @@ def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> I
             }
 
 
-EXPERIMENT = Experiment(
-    "static_shapes", StaticCacheSettings, inputs, measure,
-    fields=frozenset({"model", "weights", "dtype", "device", "seed", "prompt"}),
-)
+EXPERIMENT = Experiment("static_shapes", StaticCacheSettings, inputs, measure, fields=FIELDS | {"prompt"})

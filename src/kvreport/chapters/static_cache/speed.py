@@ -44,10 +44,10 @@ def ways(settings: StaticCacheSettings) -> list[Way]:
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     """Name the timed model, and refuse what cannot be run."""
-    model = subject.identify(settings)
+    made_of = subject.inputs(settings)
     n_prompt = len(loading.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
-    loading.check_length(model, n_prompt + settings.n_new_tokens)
-    return {"models": [model]}
+    loading.check_length(made_of["models"][0], n_prompt + settings.n_new_tokens)
+    return made_of
 
 
 def _start_compiler(device: torch.device) -> None:

@@ -29,7 +29,7 @@ _STEPS = 20
 
 def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
     """Name the model; None where it is compiled whole, for then there are no groups of layers to take apart."""
-    return {"models": [subject.identify(settings)]} if settings.scope == "layer" else None
+    return subject.inputs(settings) if settings.scope == "layer" else None
 
 
 @subject.measured_at_once

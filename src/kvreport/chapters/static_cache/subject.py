@@ -16,10 +16,10 @@ def weights_of(settings: StaticCacheSettings) -> str:
     return settings.weights if settings.model in registry.families() else "stand-in"
 
 
-def identify(settings: StaticCacheSettings) -> dict[str, Any]:
+def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     """Name the timed model, and refuse a dtype or device that is not there, before anything is loaded."""
-    placement.dtype_on(settings.dtype, placement.device_of(settings.device))
-    return loading.identify(settings.model, weights_of(settings), settings.seed)
+    placement.check(settings.device, [settings.dtype])
+    return {"models": [loading.identify(settings.model, weights_of(settings), settings.seed)]}
 
 
 def load(settings: StaticCacheSettings) -> loading.Loaded:

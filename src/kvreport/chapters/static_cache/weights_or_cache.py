@@ -28,9 +28,8 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
     """Name the model, and refuse a dtype that the device has not; None where no context is asked for."""
     if not settings.contexts:
         return None
-    for dtype in DTYPES:
-        placement.dtype_on(dtype, placement.device_of(settings.device))
-    return {"models": [subject.identify(settings)]}
+    placement.check(settings.device, DTYPES)
+    return subject.inputs(settings)
 
 
 def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:

@@ -13,6 +13,13 @@ from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import joined
 
+# How a reader's columns call the measures.
+_COLUMNS = {
+    measures.MEAN_ABS: "mean |Δ log p|", measures.EXP_ABS: "mean exp|Δ log p|", measures.K1: "k1", measures.K2: "k2",
+    measures.K3: "k3", measures.CHI_SQUARED: "χ²", measures.OUTSIDE: "outside [0.9, 1.1]",
+    measures.CLIPPED: "outside [0.8, 1.2]",
+}
+
 
 def by_way(found: Found) -> pd.DataFrame:
     """Work out both measures of every way that is drawn, in the order of the figure."""
@@ -32,28 +39,21 @@ def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
 
 def vocabulary(found: Found) -> pd.DataFrame:
     """Lay the measures of every comparison out for a reader; all cells text."""
-    columns = {
-        "mean |Δ log p|": measures.MEAN_ABS, "mean exp|Δ log p|": measures.EXP_ABS, "k1": measures.K1,
-        "k2": measures.K2, "k3": measures.K3, "χ²": measures.CHI_SQUARED, "outside [0.9, 1.1]": measures.OUTSIDE,
-        "outside [0.8, 1.2]": measures.CLIPPED,
-    }
-    table = joined(columns, found)
-    shown = {name: [measure.form.format(one.value) for one in table[name]] for name, measure in columns.items()}
+    table = joined({name: measure for measure, name in _COLUMNS.items()}, found)
+    shown = {name: [measure.form.format(one.value) for one in table[name]] for measure, name in _COLUMNS.items()}
     return pd.DataFrame({"compared": table["compared"]} | shown)
 
 
 def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Lay out what the first comparison gives on each population of texts."""
+    shown = {
+        f"{_COLUMNS[measure]}, {trainer} trainer": measure.where(compared=compared)
+        for measure in (measures.MEAN_ABS, measures.OUTSIDE, measures.CLIPPED)
+        for trainer, compared in (("bf16", named.BF16), ("fp32", named.FULL))
+    }
     rows = []
     for name, found in everywhere.items():
-        cells = {}
-        for title, measure in {
-            "mean |Δ log p|": measures.MEAN_ABS, "outside [0.9, 1.1]": measures.OUTSIDE,
-            "outside [0.8, 1.2]": measures.CLIPPED,
-        }.items():
-            for trainer, compared in (("bf16", named.BF16), ("fp32", named.FULL)):
-                for one in measure.where(compared=compared)(found):
-                    cells[f"{title}, {trainer} trainer"] = one.estimate.text(measure.form)
+        cells = {column: one.estimate.text(of.form) for column, of in shown.items() for one in of(found)}
         if cells:
             tokens = found["rollout"]
             about = {"texts": texts_of(name) or POPULATIONS[STDLIB], "prompts": tokens["sample"].nunique()}
@@ -98,6 +98,6 @@ def remedies(everywhere: Mapping[str, Found]) -> pd.DataFrame:
         "effective": "effective", "effective, truncated": "truncated",
     }
     cells = {name: table[of].map("{:.1%}".format) for name, of in shares.items()}
-    shown = table[["compared", "sequences"]].assign(**cells)
     ratios = zip(table["lowest"], table["highest"], strict=True)
-    return shown.assign(**{"sequence ratios": [f"{low:.2f} to {high:.2f}" for low, high in ratios]})
+    cells["sequence ratios"] = [f"{low:.2f} to {high:.2f}" for low, high in ratios]
+    return table[["compared", "sequences"]].assign(**cells)

@@ -18,7 +18,7 @@ from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.rows import ALL_ROWS, FROM_DECODE, FROM_FULL, FROM_PREFILL, ONE_ROW
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
 class GivenCache(DynamicCache):
@@ -121,6 +121,5 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "cache_factorial", WhereDriftBeginsSettings, inputs, measure,
-    fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
-    work=work, revision=2,
+    fields=FIELDS | {"n_samples", "n_tokens"}, work=work, revision=2,
 )

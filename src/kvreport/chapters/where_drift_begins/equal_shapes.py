@@ -17,7 +17,7 @@ from kvbook.measuring.full_and_split import states_of
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.rows import EQUAL, FEWER
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 STATES, KEYS, LOGITS, OPERATIONS = "hidden states", "keys and values", "logits", "operations"
 
@@ -79,7 +79,5 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "equal_shapes", WhereDriftBeginsSettings, inputs, measure,
-    fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus", "n_samples", "n_tokens"}),
-    work=work,
+    "equal_shapes", WhereDriftBeginsSettings, inputs, measure, fields=FIELDS | {"n_samples", "n_tokens"}, work=work
 )

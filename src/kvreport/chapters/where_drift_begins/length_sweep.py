@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
 def cache_equal(full: Cache, prefix: Cache) -> bool:
@@ -66,7 +66,5 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "length_sweep", WhereDriftBeginsSettings, inputs, measure,
-    fields=frozenset({"model", "weights", "device", "seed", "dtypes", "corpus"}),
-    work=work, revision=2,
+    "length_sweep", WhereDriftBeginsSettings, inputs, measure, fields=FIELDS, work=work, revision=2
 )

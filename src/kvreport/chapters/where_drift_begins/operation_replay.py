@@ -15,7 +15,7 @@ from kvbook.measuring import full_and_split, replay
 from kvbook.runs import records, samples
 from kvbook.runs.experiment import Experiment, Work
 from kvreport.chapters.where_drift_begins.rows import ALL, PREFILL, REAL, last
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
@@ -77,8 +77,5 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "operation_replay", WhereDriftBeginsSettings, inputs, measure,
-    fields=frozenset(
-        {"model", "families", "weights", "device", "seed", "dtypes", "corpus", "n_replayed", "n_tokens", "chunks"}
-    ),
-    work=work,
+    fields=FIELDS | {"families", "n_replayed", "n_tokens", "chunks"}, work=work,
 )

@@ -3,6 +3,8 @@
 from kvbook import lengths
 from kvbook.settings import Count, Counts, Names, TextSettings, at_least, text_length
 
+# The settings on which the rows depend of all experiments on texts.
+FIELDS = frozenset({"model", "weights", "device", "seed", "dtypes", "corpus"})
 # A text that is swept takes two passes for every length; over this many a range can be told.
 _MOST_SWEPT = 4
 

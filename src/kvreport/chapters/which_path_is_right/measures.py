@@ -1,6 +1,7 @@
 """Measures of the chapter on which path is right, then the sentences and the claim that they decide."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -23,19 +24,15 @@ from kvreport.publishing.rules import Bound, every
 from kvreport.publishing.verdicts import Claims
 
 
-def _over_scatter(column: str):
+def _over_scatter(column: str, logits: pd.DataFrame) -> Estimate:
     """Mean over the root mean square; of no change at all it is 0."""
-
-    def estimate(logits: pd.DataFrame) -> Estimate:
-        found, size = estimates.mean_resampled(logits, column), rows.root_mean_square(logits[column])
-        return found.over(size) if size else found
-
-    return estimate
+    found, size = estimates.mean_resampled(logits, column), rows.root_mean_square(logits[column])
+    return found.over(size) if size else found
 
 
 def _of_likelihood(logits: pd.DataFrame) -> Estimate:
     """What is lost in nats of loss is gained in likelihood."""
-    loss = _over_scatter("difference")(logits)
+    loss = _over_scatter("difference", logits)
     return Estimate(-loss.value, -loss.high, -loss.low, loss.kind)
 
 
@@ -70,14 +67,10 @@ def _share_of(products: np.ndarray, mean_squares: np.ndarray) -> float:
     return (products.sum() - np.trace(products)) / (n * (n - 1)) / mean_squares.mean()
 
 
-def _over_smallest(path: str):
+def _over_smallest(path: str, reference: pd.DataFrame) -> float:
     """Error of a path of the reference, over the smallest error that it is to measure."""
-
-    def ratio(reference: pd.DataFrame) -> float:
-        errors = reference.set_index("compared with the reference")["logits"]
-        return errors[path] / errors[[CACHED, UNCACHED]].min()
-
-    return counted(ratio)
+    errors = reference.set_index("compared with the reference")["logits"]
+    return errors[path] / errors[[CACHED, UNCACHED]].min()
 
 
 # Of every path, for the tables; the sentences speak of the cached one.
@@ -99,7 +92,7 @@ _DIRECTION = "mean change against the stock uncached pass, over its root mean sq
 LIKELIHOODS = replace(
     RATIOS.where(path=(CACHED, EAGER)), name=f"log likelihood: {_DIRECTION}", rows="logits", estimate=_of_likelihood
 )
-ENTROPIES = replace(LIKELIHOODS, name=f"entropy: {_DIRECTION}", estimate=_over_scatter("sharper"))
+ENTROPIES = replace(LIKELIHOODS, name=f"entropy: {_DIRECTION}", estimate=partial(_over_scatter, "sharper"))
 SHARES_IN_COMMON = replace(
     LIKELIHOODS, name="share of the squared change of log-probabilities that all files share", form="{:.3f}",
     rows="vocabulary", estimate=_common,
@@ -128,11 +121,11 @@ KL_RATIO = replace(
 )
 FINENESS = Measure(
     "error of the reference's own second path, over the smallest error measured", form="{:.0e}", rows="reference",
-    by=("model",), estimate=_over_smallest(rows.CHECK),
+    by=("model",), estimate=counted(partial(_over_smallest, rows.CHECK)),
 )
 AS_LOADED = replace(
     FINENESS, name="error of the model loaded in fp64, over the smallest error measured", form="{:.2f}",
-    estimate=_over_smallest(rows.AS_LOADED),
+    estimate=counted(partial(_over_smallest, rows.AS_LOADED)),
 )
 
 # Facts for the prose.
