@@ -23,8 +23,9 @@ Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
 PROCESSOR = "processor"
 # Of a chapter that says nothing of rows.
-_NOTHING = {"numbers": {}, "behind": {PROCESSOR: []}, "labels": {}, "statements": {}} | {
-    "verdicts": None, "rows": [], "made_of": "",
+_NOTHING = {
+    "numbers": {}, "behind": {PROCESSOR: []}, "labels": {}, "statements": {}, "verdicts": None, "rows": [],
+    "made_of": "",
 }
 
 

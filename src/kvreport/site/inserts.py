@@ -82,7 +82,8 @@ def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
         item = re.split(r"^\d+\. ", text[: mark.start()], flags=re.MULTILINE)[-1]
         asked = [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
         books = {chapter: evaluated.published(chapter) for chapter, _ in asked}
-        found = (books[chapter]["behind"].get(key, ()) for chapter, key in dict.fromkeys(asked))
+        asked = [(books[chapter], what) for chapter, what in dict.fromkeys(asked)]
+        found = (book["behind"][what] for book, what in asked if book["numbers"])
         return sentences.made_on(one for of_number in found for one in of_number)
 
     return ROLE.sub(measured, _MARK.sub(part, re.sub("<!-- made on -->", origins, text)))
