@@ -300,6 +300,25 @@ def test_what_a_readers_own_run_made_has_files_and_no_citation(root):
         assert "fig-squares.csv" in offered
 
 
+def test_a_caption_names_the_processors_behind_its_rows_unless_it_speaks_of_them_itself(root):
+    source, executed = mini_book.notebook(), copy_of(root)
+    figure = cell(executed, "figure")["outputs"][0]["metadata"]["image/png"]
+    made = {"experiment": "squares", "runs": ["aaaaaaaa"], "settings": {}, "models": [], "seeds": [0], "recorded": True}
+    names = ("AMD EPYC", "Intel(R) Xeon(R)")
+    epyc, xeon = ({"device": "cpu", "processor": name, "device_name": f"{name}, 1 thread"} for name in names)
+    for machines, said in (
+        ([None], ""), ([epyc], " Processor: AMD EPYC (Zen 4)."),
+        ([xeon, epyc, epyc], " Processors: Intel Xeon and AMD EPYC (Zen 4)."),
+    ):
+        figure["made_by"] = [made | {"machine": machine} for machine in machines]
+        plain = cell(joined(source, executed), "figure")["metadata"]["mystnb"]["figure"]["caption"]
+        assert plain.endswith("." + said)
+        assert ("Processor" in plain) == bool(said)
+    prose = next(one for one in source["cells"] if ":::{caption} fig-squares" in "".join(one["source"]))
+    prose["source"] = "".join(prose["source"]).replace("\n:::\n", " On an Intel Xeon.\n:::\n", 1)
+    assert "Processor" not in cell(joined(source, executed), "figure")["metadata"]["mystnb"]["figure"]["caption"]
+
+
 def cell(notebook: dict, cell_id: str) -> dict:
     return next(cell for cell in notebook["cells"] if cell.get("id") == cell_id)
 

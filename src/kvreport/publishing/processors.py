@@ -76,6 +76,15 @@ def label(machines: Iterable[Mapping[str, Any]], remark: str = "") -> str:
     return ", ".join([f"{wording.processor(name)}{brackets}", *limits])
 
 
+def in_few_words(machine: Mapping[str, Any]) -> str:
+    """Name the device of one run for a caption, such as ``AMD EPYC (Zen 4)``; empty where rows depend on none."""
+    if machine.get("device", "cpu") != "cpu" or "processor" not in machine:
+        return machine.get("device_name", "")
+    name, *limits = machine["processor"].split(", ")
+    kind = _kind(_common([machine]))
+    return ", ".join([wording.processor(name) + f" ({kind})" * kind.startswith("Zen"), *limits])
+
+
 def device(machine: Mapping[str, Any]) -> str:
     """Name the device of one run, and say where its processor is known from notes alone."""
     if machine.get("device", "cpu") != "cpu" or "processor" not in machine:

@@ -37,6 +37,8 @@ _FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
 
 # What begins the caption of a figure that a reader's own run drew.
 YOURS = "*Your run; the caption speaks of the book's.*"
+# A caption with one of these words says itself where its rows were measured.
+_SAYS_WHERE = re.compile(r"Intel|AMD|processor|machine")
 _COUNTS = {"n_samples": "texts", "n_tokens": "tokens each", "n_prompts": "prompts", "n_new_tokens": "tokens written"}
 
 # A cell of a table that MyST would read as the start of a list, a heading, a quotation or a directive: "-", "1.", "#
@@ -86,7 +88,7 @@ def _following(cell: Cell, captions: Mapping[str, Caption], chapter: Chapter, si
         raise UserError(f"cell {cell['id']!r} publishes {len(figures)} figures: {remedy}")
     for item in items:
         text, alt = captions[item["name"]]
-        caption = f"{YOURS} {text}" if speaks_of_the_book(item) else text
+        caption = f"{YOURS} {text}" if speaks_of_the_book(item) else f"{text}{_where(item, text)}"
         if item in figures:
             look = cell["metadata"].setdefault("mystnb", {})
             look["figure"] = {"name": item["name"], "caption": caption}
@@ -102,6 +104,15 @@ def _following(cell: Cell, captions: Mapping[str, Caption], chapter: Chapter, si
     # Which runs a chapter has is for programs alone.
     cell["outputs"] = [output for output in shown if "kvbook_runs" not in output.get("metadata", {})]
     return after
+
+
+def _where(item: Mapping[str, Any], caption: str) -> str:
+    """Name the processors that measured a figure or a table, unless its caption does."""
+    machines = (made["machine"] or {} for made in item.get("made_by", ()))
+    named = list(dict.fromkeys(filter(None, map(processors.in_few_words, machines))))
+    if not named or _SAYS_WHERE.search(caption):
+        return ""
+    return f" Processor{'s' * (len(named) > 1)}: {wording.listed(named)}."
 
 
 def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cell:
