@@ -21,7 +21,7 @@ from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
 from kvreport.chapters.which_path_is_right import path_errors, results
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
-from kvreport.publishing import MEASURED_VARIABLE, found
+from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE, found
 from kvreport.running import execution, planning
 from kvreport.running.build import Build
 
@@ -160,6 +160,22 @@ def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settin
     assert found.measured("which_path_is_right", WhichPathSettings(n_samples=4)).runs == {"path_errors": None}
     monkeypatch.delenv(MEASURED_VARIABLE)
     assert found.measured("which_path_is_right", asked).runs == {"path_errors": None}
+
+
+def test_a_default_build_alone_leaves_experiments_out_and_their_chapters_have_them():
+    chapters = planning.plan("default")
+    for chapter in chapters:
+        assert set(chapter.left_out) <= set(found._rows(chapter.name).EXPERIMENTS)
+    assert any(chapter.left_out for chapter in chapters)
+    assert not any(chapter.left_out for name in ("smoke", "trained", "gpu") for chapter in planning.plan(name))
+
+
+def test_what_a_build_leaves_out_is_not_measured_and_all_else_is(monkeypatch):
+    experiments = [SimpleNamespace(name=name, run=lambda _settings: "measured") for name in ("long", "short")]
+    monkeypatch.setattr(results, "EXPERIMENTS", experiments)
+    monkeypatch.setenv(LEFT_OUT_VARIABLE, "long,other")
+    runs = found.measured("which_path_is_right", WhichPathSettings()).runs
+    assert runs == {"long": None, "short": "measured"}
 
 
 @pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])

@@ -165,7 +165,7 @@ def ask(tmp_path, monkeypatch):
     def measured(experiments: str) -> tuple[pd.DataFrame, dict, bool, str]:
         (tmp_path / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = ({experiments},)\n")
         said = io.StringIO()
-        seconds, all_of_it = alone.measure_asked([("01_one", "results", {})], Build(said, 2))
+        seconds, all_of_it = alone.measure_asked([("01_one", "results", {}, ["left out"])], Build(said, 2))
         rows = [pd.read_csv(file) for file in tmp_path.glob("runs/*/*/rows.csv") if file.parent.suffix != ".partial"]
         return pd.concat(rows).sort_values("began"), seconds, all_of_it, said.getvalue()
 
@@ -215,7 +215,7 @@ def test_chapters_run_one_at_a_time_where_something_could_not_be_measured_alone(
 SCRIPT = """
 from kvreport.running import alone
 from kvreport.running.build import Build
-alone.measure_asked([("01_one", "results", {})], Build(None, 2))
+alone.measure_asked([("01_one", "results", {}, [])], Build(None, 2))
 """
 
 

@@ -14,6 +14,8 @@ CHAPTER_VARIABLE = "KVBOOK_CHAPTER"
 BOOK_VARIABLE = "KVBOOK_SHOWS_PUBLISHED"
 # And where only what draws has changed: the runs that the chapter's copy was made from, as JSON.
 MEASURED_VARIABLE = "KVBOOK_MEASURED"
+# And the experiments that a default build leaves out, with commas between them.
+LEFT_OUT_VARIABLE = "KVBOOK_LEFT_OUT"
 
 
 def chapter_name(stem: str) -> str:

@@ -16,7 +16,7 @@ from kvbook.paths import RUNS
 from kvbook.runs import evidence, records
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
-from kvreport.publishing import MEASURED_VARIABLE
+from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE
 
 
 class Frame(NamedTuple):
@@ -91,12 +91,13 @@ def of_runs(chapter: str, runs: Mapping[str, Run | None]) -> Found:
 
 
 def measured(chapter: str, settings: Settings) -> Found:
-    """Measure, or read what these settings have measured."""
+    """Measure, or read what these settings have measured; what a build leaves out is not measured."""
     if (kept := _kept(settings)) is not None:
         return of_runs(chapter, kept)
     # What measures needs torch; what reads rows does not.
     experiments = importlib.import_module(f"kvreport.chapters.{chapter}.results").EXPERIMENTS
-    return of_runs(chapter, {experiment.name: experiment.run(settings) for experiment in experiments})
+    left_out = os.environ.get(LEFT_OUT_VARIABLE, "").split(",")
+    return of_runs(chapter, {one.name: None if one.name in left_out else one.run(settings) for one in experiments})
 
 
 def _kept(settings: Settings) -> dict[str, Run] | None:

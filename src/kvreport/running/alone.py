@@ -24,12 +24,17 @@ from kvreport.running.planning import Chapter
 
 def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float], bool]:
     """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded."""
-    asked = [(chapter.stem, chapter.module("results"), chapter.values()) for chapter in chapters if chapter.about.alone]
+    asked = [
+        (chapter.stem, chapter.module("results"), chapter.values(), chapter.left_out)
+        for chapter in chapters if chapter.about.alone
+    ]
     return measure_asked(asked, build) if asked else ({}, True)
 
 
-def measure_asked(asked: list[tuple[str, str, dict[str, Any]]], build: Build) -> tuple[dict[str, float], bool]:
-    """Measure what chapters ask for by their stems, modules of results and parameters."""
+def measure_asked(
+    asked: list[tuple[str, str, dict[str, Any], list[str]]], build: Build
+) -> tuple[dict[str, float], bool]:
+    """Measure what chapters ask for by their stems, modules of results and parameters, but for what they leave out."""
     with (
         tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
         build.screen.job("measuring what nothing may run beside") as job,
@@ -49,9 +54,9 @@ def _main(asked: list[list[Any]], took: Path) -> int:
     threading.Thread(target=_end_with_the_build, daemon=True).start()
     seconds: Counter[str] = Counter()
     failed = 0
-    for stem, module, values in asked:
+    for stem, module, values, left_out in asked:
         for experiment in importlib.import_module(module).EXPERIMENTS:
-            if not experiment.needs_the_machine:
+            if experiment.name in left_out or not experiment.needs_the_machine:
                 continue
             began = time.monotonic()
             try:

@@ -33,7 +33,9 @@ from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import machine, privacy, records
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, MEASURED_VARIABLE, evaluated
+from kvreport.publishing import (
+    BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, LEFT_OUT_VARIABLE, MEASURED_VARIABLE, evaluated,
+)
 from kvreport.running import alone
 from kvreport.running.build import Build, cores
 from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, run_of, versions
@@ -217,6 +219,7 @@ def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[s
             PROGRESS_VARIABLE: str(job.progress_file),
             BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
             MEASURED_VARIABLE: json.dumps(kept) if kept else "",
+            LEFT_OUT_VARIABLE: ",".join(chapter.left_out),
         }
 
         def begin(cell: Mapping[str, Any], **_: Any) -> None:

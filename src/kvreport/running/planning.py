@@ -3,11 +3,12 @@
 A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the
 notebook's name without its number.  The folder's ``chapter.yaml`` holds its parameters, names the data that it reads,
 and says whether some of its experiments must run alone; a set may also name settings of the chapter that its notebook
-has no parameter for::
+has no parameter for.  Experiments that take long and decide nothing from few texts are left out of a default build::
 
     parameters: {default: {n_samples: 24}, smoke: {n_samples: 4}, gpu: {device: cuda}}
     data: [documents/issue-25420.yaml, models/standins/*/*]
     alone: true
+    left_out: [layer_drift_lengths]
 
 ``default`` is what ``make book`` runs with; the other sets are laid over it, ``real`` by itself wherever the trained
 model has been fetched: what is published speaks of that model.
@@ -72,12 +73,13 @@ class Group(BaseModel, extra="forbid"):
 
 
 class About(BaseModel, extra="forbid"):
-    """A ``chapter.yaml``; `alone`: some experiments measure time, or use all cores by themselves."""
+    """A ``chapter.yaml``; `alone`: some experiments measure time, or use all cores; `left_out`: of a default build."""
 
     parameters: dict[str, dict[str, Any] | None] = {}
     data: list[str] = []
     packages: list[str] = []
     alone: bool = False
+    left_out: list[str] = []
     evidence: list[Group] = []
 
 
@@ -135,6 +137,11 @@ class Chapter:
         """What its ``chapter.yaml`` says."""
         return _read_about(self.folders.code, self.name)
 
+    @property
+    def left_out(self) -> list[str]:
+        """The experiments that it leaves out: in a default build those of its ``chapter.yaml``."""
+        return self.about.left_out if self.profile == DEFAULT_PROFILE else []
+
     def defaults(self) -> dict[str, Any] | None:
         """Read the defaults in the notebook's own parameters cell; None without such a cell."""
         all_cells = read_notebook(self.source)["cells"]
@@ -174,7 +181,8 @@ class Chapter:
         # Which notebooks import by a computed name.
         source = fingerprint.of_source([self.module("results")])
         models = fingerprint.of_file(registry.FILE)
-        return fingerprint.of_values([self.values(), self.parameters, source, models, used, data, versions()])
+        given = [self.values(), self.parameters, self.left_out]
+        return fingerprint.of_values([*given, source, models, used, data, versions()])
 
     def runs_kept(self) -> dict[str, str] | None:
         """Name the runs that the executed copy was made from, by experiment; None where measuring gives others."""
