@@ -1,5 +1,6 @@
 """A chapter runs when something that could change its outputs has; it finishes, or it never happened."""
 
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -9,12 +10,17 @@ import sys
 from pathlib import Path
 
 import mini_book
+import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
 from refusing import refusal
 
+from kvbook import paths
 from kvreport.running import execution, planning
 from kvreport.running import screen as live
+from kvreport.running.build import Build
+from kvreport.running.kernels import Kernels
 
 SLOW = 'import time\nfor _ in progress.track(range(3), label="sample"):\n    time.sleep(0.5)\n'
 
@@ -192,3 +198,22 @@ def test_a_kernel_that_dies_is_a_failed_chapter_which_never_happened(tmp_path):
     assert refusal(execute, only_chapter(root)).startswith(f"chapter {mini_book.STEM} failed: ")
     assert not only_chapter(root).executed.exists()
     assert not only_chapter(root).figures.exists()
+
+
+def test_a_kernel_executes_the_next_chapter_without_the_last_ones_names_and_none_after_an_edit(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "DATA", tmp_path)
+    with contextlib.closing(Kernels(Build(io.StringIO(), 1))) as kernels:
+
+        def ran(variable: str) -> tuple[str, str, str, int]:
+            code = "import os; print(os.getpid(), os.environ['NOTE'], 'x' in globals()); x = 1"
+            notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+            with kernels.one({"NOTE": variable}, tmp_path) as kernel:
+                NotebookClient(notebook, km=kernel).execute()
+            (cell,) = notebook.cells
+            return *cell.outputs[0].text.split(), cell.execution_count
+
+        first, second = ran("first"), ran("second")
+        assert first[1:] == ("first", "False", 1)
+        assert second == (first[0], "second", "False", 1)
+        (tmp_path / "new.csv").write_text("")
+        assert ran("third")[0] != first[0]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import mini_book
 import papermill
@@ -180,12 +180,12 @@ def test_what_a_build_leaves_out_is_not_measured_and_all_else_is(monkeypatch):
 
 @pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])
 def test_a_chapter_that_is_only_drawn_again_is_told_its_runs_and_no_other_is(book, monkeypatch, kept):
-    environments = []
-    monkeypatch.setattr(execution, "_own_interpreter", lambda environment, *_: environments.append(environment))
+    kernels = MagicMock()
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: None)
     chapter = plan(book)[0]
-    execution._run(chapter, "drawn again", Build(io.StringIO(), 1), chapter.figures, kept)
-    assert environments[0][MEASURED_VARIABLE] == (json.dumps(kept) if kept else "")
+    execution._run(chapter, "drawn again", Build(io.StringIO(), 1), kernels, chapter.figures, kept)
+    environment, _folder = kernels.one.call_args.args
+    assert environment[MEASURED_VARIABLE] == (json.dumps(kept) if kept else "")
 
 
 @pytest.mark.parametrize("asked", [True, False])

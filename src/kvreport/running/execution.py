@@ -5,7 +5,8 @@ Running a chapter makes ``_build/executed/<chapter>.ipynb``, whose metadata ``kv
 book`` (`kvbook build`) and a plain ``jupyter-book build .`` both take it.
 
 First what measures time is measured, alone (:mod:`kvreport.running.alone`).  Then papermill executes the notebooks of
-the stale chapters, two at a time on a processor of more than one core, each in a kernel of its own.
+the stale chapters, two at a time on a processor of more than one core, in as many kernels
+(:mod:`kvreport.running.kernels`).
 
 While a chapter runs, its copy is ``<chapter>.partial.ipynb`` and its figures lie in a folder of their own;
 both are moved into place when the last cell has succeeded. After a failure the partial copy stays, to be
@@ -18,7 +19,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -33,9 +33,8 @@ from kvbook import fingerprint
 from kvbook.errors import UserError
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import machine, privacy, records
-from kvreport.publishing import (
-    BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, LEFT_OUT_VARIABLE, MEASURED_VARIABLE, evaluated,
-)
+from kvreport import publishing
+from kvreport.publishing import evaluated
 from kvreport.running import alone
 from kvreport.running.build import Build, cores
 from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, run_of, versions
@@ -43,13 +42,7 @@ from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
-# on slow shutdown from among the progress lines.
-_KERNEL = [
-    sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50",
-    "--IPKernelApp.exec_lines=__import__('kvbook.garbage').garbage.look_less_often()",
-]
-
+    from kvreport.running.kernels import Kernels
 
 class ChapterFailed(UserError):
     """A chapter did not run to its end; the message names it, the error and where the partial copy lies."""
@@ -77,14 +70,18 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     """
     chapters = list(chapters)
     jobs = _jobs(chapters)
-    stale = [chapter for chapter in chapters if not chapter.is_fresh()]
+    if not (stale := [chapter for chapter in chapters if not chapter.is_fresh()]):
+        return []
+    # With Jupyter's client, for which a build with nothing to do need not wait.
+    from kvreport.running.kernels import Kernels
+
     build = Build(out, jobs)
     executed: list[Chapter] = []
     failures: list[str] = []
 
     def bring(chapter: Chapter, measured_s: float) -> None:
         try:
-            if _execute_unless_fresh(chapter, build, measured_s):
+            if _execute_unless_fresh(chapter, build, kernels, measured_s):
                 executed.append(chapter)
         except UserError as error:
             failures.append(str(error))
@@ -94,7 +91,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     # What could not be measured is tried again by its notebook, which is to be alone as well.
     # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
     # kernel.
-    with ThreadPoolExecutor(jobs if all_of_it else 1) as pool:
+    with contextlib.closing(Kernels(build)) as kernels, ThreadPoolExecutor(jobs if all_of_it else 1) as pool:
         try:
             for future in [pool.submit(bring, chapter, measured.get(chapter.stem, 0.0)) for chapter in stale]:
                 future.result()
@@ -108,7 +105,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     return executed
 
 
-def _execute_unless_fresh(chapter: Chapter, build: Build, measured_s: float) -> bool:
+def _execute_unless_fresh(chapter: Chapter, build: Build, kernels: "Kernels", measured_s: float) -> bool:
     """Execute a chapter, if that is still needed, with nobody else at it; say whether it was."""
     # A chapter each, so that several processes can execute a book together.
     lock = chapter.folders.executed / f".{chapter.stem}.lock"
@@ -116,7 +113,7 @@ def _execute_unless_fresh(chapter: Chapter, build: Build, measured_s: float) -> 
         # Asked again: whoever was waited for may have executed it.
         if build.stopped or (why := chapter.why_stale()) is None:
             return False
-        _execute(chapter, why, build, measured_s)
+        _execute(chapter, why, build, kernels, measured_s)
     # While other chapters run: pages are written one after the other.  What is wrong with it, the page says.
     with contextlib.suppress(Exception):
         evaluated.published(chapter.name)
@@ -141,7 +138,7 @@ def _jobs(chapters: list[Chapter]) -> int:
     return 1 if large or short else min(2, cores())
 
 
-def _execute(chapter: Chapter, why: str, build: Build, measured_s: float) -> None:
+def _execute(chapter: Chapter, why: str, build: Build, kernels: "Kernels", measured_s: float) -> None:
     """Run a chapter from its first cell to its last, and put its copy and figures in place."""
     values = _values(chapter)
     with records.writable(chapter.folders.executed):
@@ -153,7 +150,7 @@ def _execute(chapter: Chapter, why: str, build: Build, measured_s: float) -> Non
     # Of a chapter that is only drawn again, the machine is still the one that measured.
     measured_on = kept and run_of(chapter.executed)["machine"]
     started, clock = datetime.now(UTC), time.monotonic()
-    notebook = _run(chapter, why, build, staged, kept)
+    notebook = _run(chapter, why, build, kernels, staged, kept)
     _refuse_secrets(chapter, notebook, staged)
     # Imports pandas, and below torch: only after the cells, so that none of them has to wait for it.
     from kvreport.publishing import published
@@ -198,7 +195,9 @@ def _values(chapter: Chapter) -> dict[str, Any]:
     return defaults | chapter.parameters
 
 
-def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[str, str] | None) -> "NotebookNode":
+def _run(
+    chapter: Chapter, why: str, build: Build, kernels: "Kernels", staged: Path, kept: Mapping[str, str] | None
+) -> "NotebookNode":
     """Have papermill execute the notebook, and say how far it is."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -214,12 +213,12 @@ def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[s
     ):
         job.progress_file = Path(scratch) / "progress"
         environment = build.environment | {
-            CHAPTER_VARIABLE: chapter.stem,
-            FOLDER_VARIABLE: str(staged),
+            publishing.CHAPTER_VARIABLE: chapter.stem,
+            publishing.FOLDER_VARIABLE: str(staged),
             PROGRESS_VARIABLE: str(job.progress_file),
-            BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
-            MEASURED_VARIABLE: json.dumps(kept) if kept else "",
-            LEFT_OUT_VARIABLE: ",".join(chapter.left_out),
+            publishing.BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
+            publishing.MEASURED_VARIABLE: json.dumps(kept) if kept else "",
+            publishing.LEFT_OUT_VARIABLE: ",".join(chapter.left_out),
         }
 
         def begin(cell: Mapping[str, Any], **_: Any) -> None:
@@ -227,13 +226,11 @@ def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[s
                 job.said = f"cell {next(steps)} of {n_steps}"
 
         try:
-            return papermill.execute_notebook(
-                chapter.source, chapter.partial, parameters=chapter.parameters, kernel_name="python3",
-                kernel_manager_class=_own_interpreter(environment, chapter.folders.chapters, build),
-                progress_bar=False, on_cell_start=begin,
-                # Everything is here when the last cell is done; taking its modules apart would take a second or two.
-                shutdown_kernel="immediate",
-            )
+            with kernels.one(environment, chapter.folders.chapters) as kernel:
+                return papermill.execute_notebook(
+                    chapter.source, chapter.partial, parameters=chapter.parameters, kernel_name="python3", km=kernel,
+                    progress_bar=False, on_cell_start=begin,
+                )
         except Exception as error:
             if chapter.partial.is_file() and privacy.secrets_in(text := chapter.partial.read_text("utf-8")):
                 chapter.partial.write_text(privacy.without_secrets(text), "utf-8")
@@ -246,26 +243,6 @@ def _run(chapter: Chapter, why: str, build: Build, staged: Path, kept: Mapping[s
             partial = chapter.partial.relative_to(here) if chapter.partial.is_relative_to(here) else chapter.partial
             kept = f"; what ran is in {partial}" if partial.is_file() else ""
             raise ChapterFailed(f"chapter {chapter.stem} failed: {told}{kept}") from None
-
-
-def _own_interpreter(settings: Mapping[str, str], folder: Path, build: Build) -> type:
-    """Return a kernel manager that runs this interpreter, whatever kernelspec named python3 is installed.
-
-    Environment and folder are the kernel's own: this process may run several, and has but one of each.
-    """
-    from jupyter_client.kernelspec import KernelSpec
-    from jupyter_client.manager import AsyncKernelManager
-
-    class OwnInterpreter(AsyncKernelManager):
-        @property
-        def kernel_spec(self) -> KernelSpec:
-            return KernelSpec(argv=_KERNEL, display_name="Python 3", language="python")
-
-        async def start_kernel(self, **options: Any) -> None:
-            await super().start_kernel(**options, env={**os.environ, **settings}, cwd=str(folder))
-            build.begun(self.provisioner.process)
-
-    return OwnInterpreter
 
 
 def _refuse_secrets(chapter: Chapter, notebook: Mapping[str, Any], staged: Path) -> None:

@@ -1,0 +1,99 @@
+"""Kernels that execute one chapter after the other: what all chapters import takes longer than most of their cells.
+
+Between two chapters a kernel forgets every name.  Modules stay, and so do the models that experiments share.  A kernel
+serves no chapter that comes after an edit of what it has read: the packages' source, or data.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
+
+from kvbook import fingerprint, paths
+from kvreport.running.build import Build
+
+# A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
+# on slow shutdown from among the progress lines.
+_COMMAND = [
+    sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50",
+    "--IPKernelApp.exec_lines=__import__('kvbook.garbage').garbage.look_less_often()",
+]
+
+
+class _Kernel(AsyncKernelManager):
+    """A kernel of this interpreter, whatever kernelspec named python3 is installed."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        return KernelSpec(argv=_COMMAND, display_name="Python 3", language="python")
+
+
+class Kernels:
+    """The kernels of one build.
+
+    Parameters
+    ----------
+    build
+        Which they are to end with.
+    """
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        # By thread: an event loop goes with each.
+        self._idle: dict[int, tuple[_Kernel, Any]] = {}
+
+    @contextlib.contextmanager
+    def one(self, environment: Mapping[str, str], folder: Path) -> Iterator[_Kernel]:
+        """Lend a kernel that works in a folder, with these variables and no names; one that fails is not lent again."""
+        kernel, read = self._idle.pop(threading.get_ident(), (None, None))
+        # Compared after the chapter's digest was taken: what is edited later only makes its copy stale.
+        if kernel and read != _read_by_kernels():
+            _end(kernel)
+            kernel = None
+        if kernel is None:
+            kernel, read = _Kernel(), _read_by_kernels()
+            run_sync(kernel.start_kernel)(env={**os.environ, **environment}, cwd=str(folder))
+            self._build.begun(kernel.provisioner.process)
+        try:
+            run_sync(_begin_anew)(kernel, environment)
+            yield kernel
+        except BaseException:
+            _end(kernel)
+            raise
+        self._idle[threading.get_ident()] = kernel, read
+
+    def close(self) -> None:
+        """End those that wait for another chapter."""
+        for kernel, _ in self._idle.values():
+            _end(kernel)
+
+
+def _end(kernel: _Kernel) -> None:
+    """End a kernel at once: everything is here, and taking its modules apart would take a second or two."""
+    run_sync(kernel.shutdown_kernel)(now=True)
+
+
+def _read_by_kernels() -> set[tuple[str, int, int]]:
+    """List what a kernel may have read and kept."""
+    folders = [*fingerprint.PACKAGES.values(), paths.DATA]
+    files = [file for folder in folders for file in Path(folder).rglob("*") if file.suffix != ".pyc" and file.is_file()]
+    return {(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files}
+
+
+async def _begin_anew(kernel: _Kernel, environment: Mapping[str, str]) -> None:
+    """Let a kernel forget all names, and take these variables."""
+    client = kernel.client()
+    client.start_channels()
+    try:
+        await client.wait_for_ready(timeout=60)
+        code = f"import os; os.environ.update({dict(environment)!r}); get_ipython().reset(new_session=True)"
+        await client.execute_interactive(code, silent=True, store_history=False)
+    finally:
+        client.stop_channels()
