@@ -14,7 +14,9 @@ from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.environment import BuildEnvironment
 
+from kvreport.running.build import cores
 from kvreport.site import badges, executed, finishing, folds, inserts, pdf, repository
 
 STATIC = Path(__file__).parent / "static"
@@ -36,6 +38,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("env-get-outdated", executed.read_again_what_was_run_again)
     app.connect("source-read", executed.show_outputs)
     app.connect("source-read", inserts.fill_page)
+    app.connect("env-updated", _write_on_all_cores)
     app.connect("html-page-context", repository.ask_for_an_issue)
     # After all who add to a page.
     app.connect("html-page-context", finishing.finish, priority=901)
@@ -43,6 +46,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     # Behind all who write pages.
     app.connect("build-finished", pdf.print_chapters, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
+
+
+def _write_on_all_cores(app: Sphinx, _env: BuildEnvironment) -> None:
+    # Not before: an extension that numbers chapters does not allow pages to be read so.
+    app.parallel = cores()
 
 
 def _add_static(_app: Sphinx, config: Config) -> None:
