@@ -40,9 +40,7 @@ def run(
     **options
         For `subprocess.run`.
     """
-    unshare = [
-        "unshare", "--mount", *([] if network else ["--net"]), *([] if os.geteuid() == 0 else ["--map-root-user"])
-    ]
+    unshare = ["unshare", "--mount", *([] if network else ["--net"]), *(["--map-root-user"] if os.geteuid() else [])]
     require(unshare)
     steps = ["set -e"]
     if disk is not None:

@@ -55,7 +55,8 @@ Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(SHARED / "statements")
 # Executables that the test at hand has started.
 _started: list[object] = []
 sys.addaudithook(lambda event, arguments: _started.append(arguments[0]) if event == "subprocess.Popen" else None)
-_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+# Workers leave out the same tests, and print nothing; each writes what the process that prints reads.
+_LEFT_OUT = SHARED / "left out"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,24 +73,13 @@ def pytest_unconfigure():
 
 
 def pytest_deselected(items):
-    if items:
-        items[0].config.stash[_LEFT_OUT] = suite_rules.left_out(items)
+    if counts := suite_rules.left_out(items):
+        _LEFT_OUT.write_text(suite_rules.line(counts))
 
 
-def pytest_sessionfinish(session):
-    # A worker of xdist; the process that prints has collected nothing.
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = session.config.stash.get(_LEFT_OUT, {})
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    if counts := config.stash.get(_LEFT_OUT, {}):
-        terminalreporter.write_line(suite_rules.line(counts))
+def pytest_terminal_summary(terminalreporter):
+    if _LEFT_OUT.exists():
+        terminalreporter.write_line(_LEFT_OUT.read_text())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -191,8 +181,7 @@ def _check_shared():
             # Asked for its state, a quantized model changes it.
             with torch.inference_mode():
                 ours, theirs = ({"logits": one(torch.arange(5, 25)[None]).logits} for one in (loaded.model, fresh))
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours), "somebody changed shared weights"
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg="somebody changed shared weights")
         changed = [name for name, module in loaded.model.named_modules() if "forward" in vars(module)]
         assert changed == [name for name, module in fresh.named_modules() if "forward" in vars(module)]
         assert loaded.model.config._attn_implementation == fresh.config._attn_implementation
@@ -201,15 +190,10 @@ def _check_shared():
             assert loaded.model.generation_config.to_dict() == fresh.generation_config.to_dict()
 
 
-@pytest.fixture
-def assert_unchanged():
-    """Return the check that every file of tests ends with."""
-    return _check_shared
-
-
 @pytest.fixture(scope="module", autouse=True)
 def shared_models_are_left_as_they_were():
-    yield
+    """Check it behind every file of tests; give the check."""
+    yield _check_shared
     if kept := sys.modules.get("kvbook.models.kept"):
         try:
             _check_shared()
@@ -377,6 +361,7 @@ def injected(monkeypatch):
                 stack.enter_context(change(loaded.model))
                 return loaded
 
+            load.__kwdefaults__ = stock.__kwdefaults__
             monkeypatch.setattr(loading, "load", load)
 
         yield inject

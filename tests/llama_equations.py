@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import torch
 from gguf import GGUFReader
+from torch.nn import functional
 
 # To walk through a vocabulary takes seconds; a control asks for the same file again.
 _read = functools.lru_cache(maxsize=1)(GGUFReader)
@@ -48,9 +49,7 @@ def logits(file, ids, base: float | None = None) -> torch.Tensor:
         return numbers(tensors[f"{name}.weight"])
 
     def norm(x, name):
-        return (
-            x / (x.pow(2).mean(-1, keepdim=True) + fact["llama.attention.layer_norm_rms_epsilon"]).sqrt() * weight(name)
-        )
+        return functional.rms_norm(x, x.shape[-1:], weight(name), fact["llama.attention.layer_norm_rms_epsilon"])
 
     embedding = weight("token_embd")
     x = embedding[torch.tensor(ids)]
@@ -73,6 +72,6 @@ def logits(file, ids, base: float | None = None) -> torch.Tensor:
         x = x + mixed @ weight(f"blk.{layer}.attn_output").T
         h = norm(x, f"blk.{layer}.ffn_norm")
         gate, up = (h @ weight(f"blk.{layer}.ffn_{part}").T for part in ("gate", "up"))
-        x = x + (torch.nn.functional.silu(gate) * up) @ weight(f"blk.{layer}.ffn_down").T
+        x = x + (functional.silu(gate) * up) @ weight(f"blk.{layer}.ffn_down").T
     head = "output" if "output.weight" in tensors else "token_embd"
     return norm(x, "output_norm") @ weight(head).T

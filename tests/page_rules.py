@@ -50,15 +50,12 @@ class _Quiet(SimpleHTTPRequestHandler):
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
     """Serve a folder on this machine, at the address that this yields."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
 
 
 @contextmanager
@@ -134,7 +131,7 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
             if page.evaluate("document.documentElement.dataset.theme") != theme:
                 found.append(f"the {theme} theme is not shown to who asks for it")
             found += _colours(page, theme, judged)
-        found += _accessibility(page)
+        found += _violations(page, WCAG, "[document]", {rule: {"enabled": False} for rule in OF_COLOURS})
         for width in NARROW:
             found += _overflow(page, width)
         found += _length(page) if path.startswith("chapters/") else []
@@ -163,12 +160,10 @@ def _settle(page: Page, under_way: set) -> None:
 
 
 def _pictures(page: Page) -> list[str]:
-    page.evaluate(
-        "Promise.all([...document.querySelectorAll('article img')].map(i => {"
-        " i.loading = 'eager'; return i.decode().catch(() => null) }))"
-    )
     pictures = page.evaluate(
-        "[...document.querySelectorAll('article img')].map(i => [i.getAttribute('src'), i.naturalWidth, i.alt])"
+        "Promise.all([...document.querySelectorAll('article img')].map(async i => {"
+        " i.loading = 'eager'; await i.decode().catch(() => null);"
+        " return [i.getAttribute('src'), i.naturalWidth, i.alt] }))"
     )
     found = [f"picture does not load: {source}" for source, width, _ in pictures if width == 0]
     # MyST-NB's own stand-in for a missing text is the picture's file name, a hash.
@@ -215,10 +210,6 @@ def _colours(page: Page, theme: str, judged: set[str]) -> list[str]:
         return []
     found = _violations(page, {"type": "rule", "values": OF_COLOURS}, "window.textsOfNewStyles")
     return [f"{theme} theme, {fault}" for fault in found]
-
-
-def _accessibility(page: Page) -> list[str]:
-    return _violations(page, WCAG, "[document]", {rule: {"enabled": False} for rule in OF_COLOURS})
 
 
 def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[str, object] | None = None) -> list[str]:

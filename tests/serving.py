@@ -4,17 +4,18 @@ It runs a model of transformers, or any that the tests build, keeps keys and val
 ones reuse whole blocks of them.
 """
 
+import copy
 import json
 import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import takewhile
 
 import torch
 from transformers import DynamicCache
 
+from kvbook.measuring import caches
 from kvbook.server import prompts
 
 FAULTS = ("stale prefix", "wrong block at a boundary", "leak between conversations", "positions off by one")
@@ -89,40 +90,34 @@ class Engine:
             told.append(torch.log_softmax(logits.double(), -1))
             fed = [int(logits.argmax())]
             seen += fed
+        cache.batch_select_indices(torch.tensor([0]))
         # The last token was never fed.
-        layers = [(layer.keys[:1].clone(), layer.values[:1].clone()) for layer in cache.layers]
-        self.kept.append((salt, seen[:-1], layers))
+        self.kept.append((salt, seen[:-1], cache))
         return seen[len(ids):], told, cached
 
     def _reused(self, ids, salt):
         """Copy the longest kept prefix, in whole blocks, and leave at least one token to compute."""
-        mine = [(seen, layers) for whose, seen, layers in self.kept if whose == salt]
-        cache = DynamicCache(config=self.model.config)
-        if not self.block or not mine:
-            return 0, cache
-        common, layers = max(((self._common(ids, seen), layers) for seen, layers in mine), key=lambda each: each[0])
-        usable = min(common, len(ids) - 1) // self.block * self.block
-        for index, (keys, values) in enumerate(layers if usable else ()):
-            kept = [each[:, :, :usable].clone() for each in (keys, values)]
-            for each, other in zip(kept, self._others(mine, layers, index, usable, common), strict=True):
-                if other is not None:
-                    each[:, :, usable - self.block :] = other[:, :, -self.block :]
-            cache.update(*kept, index)
+        mine = [(self._common(ids, seen), seen, cache) for whose, seen, cache in self.kept if whose == salt]
+        common, _, longest = max(mine, key=lambda each: each[0], default=(0, [], None))
+        usable = min(common, len(ids) - 1) // self.block * self.block if self.block else 0
+        if not usable:
+            return 0, DynamicCache(config=self.model.config)
+        cache = copy.deepcopy(longest)
+        cache.crop(usable - cache.get_seq_length())
+        # Where a fault puts them there, the last block has another conversation's keys and values.
+        boundary = self.fault == "wrong block at a boundary" and common == usable
+        leak = self.fault == "leak between conversations" and self.flying > 1
+        others = [other for _, seen, other in mine if other is not longest and len(seen) >= usable]
+        if (boundary or leak) and others:
+            block = (..., slice(usable - self.block, usable), slice(None))
+            for layer, other in zip(cache.layers, others[-1].layers, strict=True):
+                layer.keys[block], layer.values[block] = other.keys[block], other.values[block]
         return usable, cache
 
     def _common(self, ids, seen):
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, seen, strict=False)))
+        same = caches.shared_length(ids, seen)
         # A key made from the first block alone: what follows is taken for the same.
         return min(len(ids), len(seen)) if self.fault == "stale prefix" and same >= self.block else same
-
-    def _others(self, mine, layers, index, usable, common):
-        """Return another conversation's keys and values for the last block, where a fault puts them there."""
-        boundary = self.fault == "wrong block at a boundary" and common == usable
-        leak = self.fault == "leak between conversations" and self.flying > 1
-        others = [other for seen, other in mine if other is not layers and len(seen) >= usable]
-        if not (boundary or leak) or not others:
-            return None, None
-        return tuple(each[:, :, :usable] for each in others[-1][index])
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -164,13 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(engine, before=lambda handler, count: True, reports=True):
     """Serve an engine on this machine; `before` may answer a request itself and return False."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.engine, server.before, server.reports, server.seen = engine, before, reports, []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        server.engine, server.before, server.reports, server.seen = engine, before, reports, []
         server.address = f"http://127.0.0.1:{server.server_port}/v1"
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()

@@ -50,10 +50,10 @@ def write(
         "layer_norm_rms_eps": config.rms_norm_eps, "vocab_size": config.vocab_size,
     }
     if vocabulary:
-        ids = bpe.get_vocab()
+        ids, merges = bpe.get_vocab(), [" ".join(pair) for pair in json.loads(bpe.to_str())["model"]["merges"]]
         in_order, special = sorted(ids, key=ids.get), {each.content for each in bpe.get_added_tokens_decoder().values()}
         facts |= {
-            "tokenizer_model": "gpt2", "tokenizer_pre": pre, "token_list": in_order, "token_merges": merges(bpe),
+            "tokenizer_model": "gpt2", "tokenizer_pre": pre, "token_list": in_order, "token_merges": merges,
             "token_types": [3 if word in special else 1 for word in in_order],
             "bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id,
         }
@@ -69,8 +69,3 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
-
-
-def merges(bpe) -> list[str]:
-    found = json.loads(bpe.to_str())["model"]["merges"]
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in found]

@@ -1,5 +1,6 @@
 """Models small enough to be made on the spot, and a check's questions to them."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -10,32 +11,31 @@ from kvbook.diagnosis.settings import CheckSettings
 from kvreport.chapters.from_scratch.gpt.training import Recipe
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
+LLAMAS = {
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
 
 
-def small_llama() -> transformers.LlamaForCausalLM:
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
-    )
-    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+def drawn(seed: int, config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+def small_llama(**changes: int) -> transformers.LlamaForCausalLM:
+    sizes = LLAMAS | {"num_hidden_layers": 6} | changes
+    return drawn(1, transformers.LlamaConfig(**SMALL, **sizes, max_position_embeddings=64))
 
 
 def small_gpt2() -> transformers.GPT2LMHeadModel:
-    torch.manual_seed(2)
-    config = transformers.GPT2Config(**SMALL, n_embd=32, n_layer=6, n_head=4, n_positions=64, initializer_range=0.2)
-    return transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
+    sizes = {"n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    return drawn(2, transformers.GPT2Config(**SMALL, **sizes))
 
 
 def small_mistral() -> transformers.MistralForCausalLM:
     """Build a model whose window is longer than the texts that every check reads."""
-    torch.manual_seed(3)
-    config = transformers.MistralConfig(
-        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, sliding_window=32, max_position_embeddings=128, initializer_range=0.2,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )
-    return transformers.MistralForCausalLM(config).eval().requires_grad_(False)
+    sizes = {"num_hidden_layers": 2, "sliding_window": 32, "max_position_embeddings": 128}
+    return drawn(3, transformers.MistralConfig(**SMALL, **LLAMAS, **sizes))
 
 
 # What a reader's checkpoint may be.
@@ -51,19 +51,20 @@ def checkpoint(kind: str, to: Path) -> str:
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained)
     model = transformers.AutoModelForCausalLM.from_pretrained(trained)
     if kind == MIXTURE:
-        torch.manual_seed(0)
-        config = transformers.MixtralConfig(
-            vocab_size=model.config.vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=512,
-            initializer_range=0.2, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        model = transformers.MixtralForCausalLM(config)
+        ids = {name: getattr(model.config, name) for name in SMALL}
+        sizes = {"num_hidden_layers": 2, "num_local_experts": 4, "max_position_embeddings": 512}
+        model = drawn(0, transformers.MixtralConfig(**ids, **LLAMAS, **sizes))
     else:
         tokenizer.pad_token = model.config.pad_token_id = model.generation_config.pad_token_id = None
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)
     return str(to)
+
+
+def configure(folder: Path, **changes) -> None:
+    """Change a checkpoint's configuration."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), "utf-8")
 
 
 def asked(model, texts, **changes) -> CheckSettings:

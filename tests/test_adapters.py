@@ -18,8 +18,7 @@ from kvbook.models import loading
 def adapter(llama_folder, tmp_path_factory):
     torch.manual_seed(2)
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
-    model.name_or_path = str(llama_folder)
+    model = AutoModelForCausalLM.from_pretrained(str(llama_folder), dtype=torch.float32)
     folder = tmp_path_factory.mktemp("adapter")
     peft.get_peft_model(model, lora).save_pretrained(folder)
     return folder

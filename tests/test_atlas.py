@@ -188,9 +188,9 @@ def test_a_killed_run_goes_on_and_a_failing_architecture_is_a_row(tmp_path, monk
 
     monkeypatch.setattr(columns, "measure", measure)
     path = tmp_path / "rows.jsonl"
-    rows = list(running.run(["gpt2", "llama"], path))
-    assert {row["architecture"]: row["status"] for row in rows} == {"gpt2": "fails", "llama": "ran"}
-    assert next(row["reason"] for row in rows if row["architecture"] == "gpt2") == "RuntimeError: no such luck"
+    found = {row["architecture"]: row for row in running.run(["gpt2", "llama"], path)}
+    assert (found["gpt2"]["status"], found["llama"]["status"]) == ("fails", "ran")
+    assert found["gpt2"]["reason"] == "RuntimeError: no such luck"
     with path.open("a") as file:
         file.write('{"architecture": "mis')
     assert [row["architecture"] for row in running.run(["gpt2", "llama", "opt"], path)] == ["opt"]

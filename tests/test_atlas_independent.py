@@ -2,7 +2,7 @@
 
 import os
 import random
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import independent_atlas
 import pytest
@@ -25,12 +25,10 @@ def tried():
     for name in names:
         if len(found) == COUNT:
             break
-        try:
+        with suppress(independent_atlas.NotBuilt):
             one = independent_atlas.try_out(name)
-        except independent_atlas.NotBuilt:
-            continue
-        if one["causal"] and (COUNT is None or is_whole(one)):
-            found[name] = one
+            if one["causal"] and (COUNT is None or is_whole(one)):
+                found[name] = one
     return found
 
 
@@ -46,7 +44,7 @@ def called():
 def test_no_architecture_of_a_seeded_dozen_differs_silently_under_row_invariance(tried):
     assert len(tried) == COUNT or len(tried) >= 120
     assert {name: one["silent"] for name, one in tried.items() if one["silent"]} == {}
-    assert sum("exact" in one["outcomes"] for one in tried.values()) >= 10, "refusing everything is no answer"
+    assert sum(one["compared"] > 0 for one in tried.values()) >= 10, "refusing everything is no answer"
 
 
 def test_none_of_them_that_is_clean_is_called_a_bug_and_none_that_is_wrong_is_called_clean(tried, called):

@@ -89,9 +89,7 @@ def test_the_posts_relative_column_is_its_own_quotient():
 def test_ours_stand_beside_the_posts_and_what_was_left_out_is_empty(results):
     beside = results["beside"]
     assert len(beside) == 49
-    plain = beside[~beside["case"].str.contains("bits")]
-    assert plain["here absolute"].notna().all()
-    assert beside.loc[beside["case"].str.contains("bits"), "here absolute"].isna().all()
+    assert (beside["here absolute"].isna() == beside["case"].str.contains("bits")).all()
 
 
 def test_a_family_without_a_stand_in_is_run_untrained_and_its_verdict_is_in_kind(settings, tmp_path, monkeypatch):

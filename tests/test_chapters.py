@@ -17,33 +17,25 @@ def papermill(chapter, output, cwd, **parameters):
 
 
 # From each place a chapter, what its second model is called, a figure of it, and parameters.
-BY_HAND = {
-    "from the root": (
-        ROOT, "chapters/06_layer_drift.ipynb", "reference_model", "fig-layer-drift",
-        {"n_tokens": 12, "n_new_tokens": 4, "dtypes": "float32,bfloat16"},
-    ),
-    "from chapters/": (CHAPTERS, "09_blog_past.ipynb", "families", "fig-past-variants", {"quantizations": "none"}),
-}
-
-
-@pytest.mark.parametrize("place", BY_HAND)
+@pytest.mark.parametrize(("cwd", "chapter", "second", "figure", "parameters"), [
+    (ROOT, "chapters/06_layer_drift.ipynb", "reference_model", "fig-layer-drift",
+     {"n_tokens": 12, "n_new_tokens": 4, "dtypes": "float32,bfloat16"}),
+    (CHAPTERS, "09_blog_past.ipynb", "families", "fig-past-variants", {"quantizations": "none"}),
+], ids=["from the root", "from chapters/"])
 @pytest.mark.slow
-def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(place, llama_folder, gpt2_folder, text_folder, tmp_path):
-    cwd, chapter, second, figure, parameters = BY_HAND[place]
+def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(
+    cwd, chapter, second, figure, parameters, llama_folder, gpt2_folder, text_folder, tmp_path
+):
     parameters = parameters | {second: gpt2_folder, "model": llama_folder, "corpus": text_folder, "n_samples": 3}
     done = papermill(chapter, tmp_path / "out.ipynb", cwd, **parameters)
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
-    names = [
-        output["metadata"]["image/png"]["name"]
-        for cell in cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("metadata", {})
-    ]
-    assert figure in names
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    pictures = [output["metadata"].get("image/png", {}) for output in outputs if "metadata" in output]
+    assert figure in [picture.get("name") for picture in pictures]
     assert "small-llama" in json.dumps(cells)
     # No library's remark stands among the outputs.
-    assert not [output for cell in cells for output in cell.get("outputs", []) if output["output_type"] == "stream"]
+    assert not [output for output in outputs if output["output_type"] == "stream"]
 
 
 @pytest.mark.slow

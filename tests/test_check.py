@@ -1,5 +1,6 @@
 """`kvbook check`: which dtypes it runs, when it stops, what it says meanwhile, and what it refuses."""
 
+import functools
 import json
 import shutil
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ import torch
 import transformers
 from refusing import refusal
 from safetensors.torch import load_file, save_file
-from small_models import asked
+from small_models import SMALL, asked
 from transformers import LlamaForCausalLM
 
 from kvbook import progress
@@ -19,7 +20,23 @@ from kvbook.diagnosis import check, cores, faults, outcome, probe, reference_pas
 from kvbook.diagnosis.rows import in_batches, rows_of
 from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
-from kvbook.models import corpus, loading, lowbit, placement, tokenizers
+from kvbook.models import corpus, loading, lowbit, placement
+
+
+def end_in(change, monkeypatch) -> list[int]:
+    """Let every pass of a Llama end in a change; return what notes the lengths that are fed."""
+    fed, stock = [], LlamaForCausalLM.forward
+
+    @functools.wraps(stock)
+    def forward(self, input_ids=None, **options):
+        fed.append(input_ids.shape[1])
+        found = stock(self, input_ids, **options)
+        change(found, input_ids)
+        return found
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    return fed
+
 
 # Which dtypes.
 
@@ -74,15 +91,12 @@ def test_a_bug_in_one_text_of_a_batch_is_that_texts_alone(llama, monkeypatch):
     clean, apart = (list(rows_of(llama, "float32", texts, together=n)) for n in (3, 1))
     assert {(row["sample"], row["way"]) for row in clean} == {(row["sample"], row["way"]) for row in apart}
     assert all(row["drift"] < 1e-4 for row in clean)
-    stock = llama.forward
 
-    def forward(input_ids, past_key_values=None, **options):
-        found = stock(input_ids, past_key_values=past_key_values, **options)
-        if past_key_values is not None and past_key_values.get_seq_length() > input_ids.shape[1]:
+    def wrong_on_a_cache(found, ids):
+        if found.past_key_values is not None and found.past_key_values.get_seq_length() > ids.shape[1]:
             found.logits[1] += torch.linspace(0, 1, found.logits.shape[-1])
-        return found
 
-    monkeypatch.setattr(llama, "forward", forward)
+    end_in(wrong_on_a_cache, monkeypatch)
     assert {row["sample"] for row in rows_of(llama, "float32", texts, together=3) if row["drift"] > 0.01} == {1}
 
 
@@ -129,46 +143,37 @@ def test_all_of_the_work_is_counted_and_no_more(llama_folder, text_folder, monke
 
 
 def test_time_and_memory_of_a_large_model_are_said_before_it_is_loaded(llama_folder, text_folder, monkeypatch, capsys):
-    said = []
-
-    def load(*arguments, **options):
-        said.append(capsys.readouterr().err)
-        raise UserError("seen")
-
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load", Mock(side_effect=UserError("not loaded")))
     # Control: not of a small one.
     for large, words in ((1000, "kvbook: small-llama in float32, float64 takes about "), (1e9, "")):
-        said.clear()
         monkeypatch.setattr(check, "_LARGE", large)
-        assert "seen" in refusal(lambda: check.check(asked(llama_folder, text_folder)))
-        assert said[0][: len(words) or None] == words
+        assert refusal(lambda: check.check(asked(llama_folder, text_folder))) == "not loaded"
+        assert capsys.readouterr().err[: len(words) or None] == words
 
 
 # Bad input: one line, exit status 2, nothing left behind.
 
 
-def encoder(folder, bpe):
+def encoder(folder):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=320, **sizes)).save_pretrained(folder)
-    tokenizers.for_family(bpe, "llama", 64).save_pretrained(folder)
 
 
-def decoder_of_speech(folder, bpe):
+def decoder_of_speech(folder):
     # Its decoder has a causal class of its own, which runs without what the encoder gives.
-    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_target_positions": 64}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    ids = {"pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
-    config = transformers.WhisperConfig(vocab_size=320, encoder_ffn_dim=48, decoder_ffn_dim=48, **sizes, **heads, **ids)
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    more = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_target_positions": 64}
+    config = transformers.WhisperConfig(**SMALL, decoder_start_token_id=0, **sizes, **more)
     transformers.WhisperForConditionalGeneration(config).save_pretrained(folder)
 
 
-def in_4_bits_of_a_library_that_is_not_here(folder, _bpe):
+def in_4_bits_of_a_library_that_is_not_here(folder):
     config = json.loads((folder / "config.json").read_text())
     packed = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
 
 
-def not_a_number(folder, _bpe):
+def not_a_number(folder):
     state = load_file(folder / "model.safetensors")
     state["model.layers.2.mlp.up_proj.weight"][3, 3] = torch.nan
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -181,10 +186,10 @@ def not_a_number(folder, _bpe):
     (not_a_number, "the weights hold NaN or infinity (model.layers.2.mlp.up_proj.weight, 1 in all)"),
 ])
 def test_a_folder_that_holds_no_model_to_be_checked_is_refused(
-    refused, llama_folder, bpe, text_folder, tmp_path, change, words
+    refused, llama_folder, text_folder, tmp_path, change, words
 ):
     shutil.copytree(llama_folder, tmp_path / "model")
-    change(tmp_path / "model", bpe)
+    change(tmp_path / "model")
     before = sorted(tmp_path.rglob("*"))
     assert words in refused("check", tmp_path / "model", "--corpus", text_folder, "--samples", 2, "--tokens", 12)
     assert sorted(tmp_path.rglob("*")) == before
@@ -254,19 +259,11 @@ def random(found, _ids):
 
 
 def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_full_pass_is_causal(llama, monkeypatch):
-    calls, stock = [], llama.forward
-
-    def forward(ids, **options):
-        calls.append(ids.shape[1])
-        found = stock(ids, **options)
-        knows_the_last_token(found, ids)
-        return found
-
     ids = torch.arange(3, 15)[None]
     assert reference_pass.fault(llama, ids, every_length=False) is None
-    monkeypatch.setattr(llama, "forward", forward)
+    fed = end_in(knows_the_last_token, monkeypatch)
     assert reference_pass.fault(llama, ids, every_length=False) == reference_pass.NOT_CAUSAL
-    assert calls == [12, 12, 6]
+    assert fed == [12, 12, 6]
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -276,14 +273,7 @@ def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_fu
 def test_a_full_pass_that_cannot_be_agreed_with_is_no_fault_of_the_cache(
     refused, llama_folder, text_folder, monkeypatch, change, words
 ):
-    stock = LlamaForCausalLM.forward
-
-    def forward(self, input_ids=None, **options):
-        found = stock(self, input_ids, **options)
-        change(found, input_ids)
-        return found
-
-    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    end_in(change, monkeypatch)
     assert words in refused("check", llama_folder, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
 
 

@@ -42,14 +42,9 @@ class OnATie(LlamaForCausalLM):
         return output
 
 
-@pytest.fixture(scope="module")
-def on_a_tie(llama):
-    model = OnATie(llama.config).eval()
-    model.generation_config.eos_token_id = 7
-    return model
-
-
-def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(on_a_tie):
+def test_each_experiments_own_loop_takes_the_lowest_index_though_it_ends_a_text_and_so_does_generate(llama):
+    on_a_tie = OnATie(llama.config).eval()
+    on_a_tie.generation_config.eos_token_id = 7
     ids, choose = torch.tensor([[3, 4, 5]]), writing.Chooser("greedy", 0)
     with torch.inference_mode():
         loops = {loop: list(greedy_paths.decode_cached(on_a_tie, ids, 5, loop)) for loop in LOOPS}
@@ -61,17 +56,10 @@ def test_each_experiments_own_loop_takes_the_lowest_index_and_so_does_generate(o
             **{way: [SimpleNamespace(**row) for row in texts._write(on_a_tie, ids, way, 5)] for way in texts.KINDS},
             "samples": [SimpleNamespace(token=token) for token, _ in greedy_samples.write(on_a_tie, ids, 5)],
         }
-    assert {step.token for steps in (*loops.values(), *written.values()) for step in steps} == {7}
-    assert all(step.row()["margin"] == 0 for steps in loops.values() for step in steps)
-
-
-def test_generate_is_neither_stopped_by_an_end_token_nor_kept_from_it(on_a_tie):
-    ids = torch.tensor([[3, 4, 5]])
-    with torch.inference_mode():
-        generated = [step.token for step in greedy_paths.decode_by_generate(on_a_tie, ids, 5)]
-        uncached = [step.token for step in greedy_paths.decode_uncached(on_a_tie, ids, 5)]
         forbidden = small_models.generated(on_a_tie, ids, 5).sequences
-    assert generated == uncached == [7] * 5
+    for name, steps in [*loops.items(), *written.items()]:
+        assert [step.token for step in steps] == [7] * 5, name
+    assert all(step.row()["margin"] == 0 for steps in loops.values() for step in steps)
     # Control: a least number of tokens keeps `generate` alone from the end token.
     assert 7 not in forbidden[0, 3:].tolist()
 

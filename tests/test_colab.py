@@ -31,16 +31,11 @@ def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_
     cells = [running.SETUP.format(address="https://example.org/book"), imports, parameters, running.ON_THE_GPU, told]
     # As a notebook runs them, without what clones and installs.
     cells = ["\n".join(line for line in cell.splitlines() if not line.startswith("!")) for cell in cells]
-    script = (
-        "import json, sys\n"
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        f"for cell in json.loads({json.dumps(json.dumps(cells))}):\n"
-        "    shell.run_cell(cell).raise_error()\n"
-    )
+    (tmp_path / "cells.ipy").write_text("\n".join(cells))
     # -I: without the folders of this process, and without those that the tests' own environment names.
-    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-I", "-m", "IPython", "cells.ipy"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     *_, files, settings = done.stdout.splitlines()
     assert all(str(clone / "src") in file for file in files.split())
     assert settings.split()[0] in ("cpu", "cuda")

@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from kvbook import __main__, __version__, paths
+from kvbook import __version__
 
 
 @pytest.mark.parametrize("line", [
@@ -19,19 +19,16 @@ def test_bad_input_is_one_line_and_status_2(refused, line):
     refused(*line.split())
 
 
-def test_a_package_whose_commands_cannot_be_imported_is_named_and_left_out(monkeypatch, tmp_path, capsys):
+def test_a_package_whose_commands_cannot_be_imported_is_named_and_left_out(monkeypatch, tmp_path, kvbook_here):
     package = tmp_path / "broken-1.dist-info"
     package.mkdir()
     (package / "entry_points.txt").write_text("[kvbook.commands]\nbroken = no_such_module:add\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["kvbook", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        __main__.main()
-    said = capsys.readouterr()
-    assert ended.value.code == 0
-    assert said.out.startswith("kvbook ")
-    assert said.err.startswith("kvbook: left out the commands of no_such_module:add (ModuleNotFoundError: ")
-    assert said.err.count("\n") == 1
+    done = kvbook_here("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("kvbook ")
+    assert done.stderr.startswith("kvbook: left out the commands of no_such_module:add (ModuleNotFoundError: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):
@@ -45,16 +42,6 @@ def test_so_it_is_in_a_process_of_its_own_where_libraries_are_imported_on_the_wa
     command = [sys.executable, "-m", "kvbook", "run", "layer_drift", "model=nosuch"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-
-
-def test_an_experiment_runs_without_a_notebook(kvbook_here, llama_folder, text_folder):
-    done = kvbook_here(
-        "run", "layer_drift", f"model={llama_folder}", f"reference_model={llama_folder}", f"corpus={text_folder}",
-        "n_samples=2", "n_tokens=8", "dtypes=fp32",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("16 rows in ")
-    assert str(paths.RUNS) in done.stdout
 
 
 def test_memory_and_minutes_are_predicted_and_the_families_are_listed(kvbook_here, llama_folder):

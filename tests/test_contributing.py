@@ -70,14 +70,8 @@ def checkout(tmp_path_factory, real_model):
     shutil.copytree(ROOT, root, ignore=left_out)
     shutil.copytree(ROOT / "tests/book", root / "tests/book", dirs_exist_ok=True)
     shutil.copy(ROOT / ".gitignore", root)
-    (root / "data/runs").mkdir(parents=True)
-    for part in (ROOT / "data").iterdir():
-        if part.name == "evidence.yaml":
-            shutil.copy(part, root / "data")
-        elif part.name != "runs":
-            (root / "data" / part.name).symlink_to(part)
-    for experiment in (ROOT / "data/runs").iterdir():
-        (root / "data/runs" / experiment.name).symlink_to(experiment)
+    # What is changed there, the manifest, is replaced and not written into.
+    shutil.copytree(ROOT / "data", root / "data", copy_function=os.symlink)
     (root / "_build").mkdir()
     (root / "_build/models").symlink_to(real_model.parent)
     for title in TITLES:
@@ -88,11 +82,8 @@ def checkout(tmp_path_factory, real_model):
 
 @pytest.fixture(scope="module")
 def run(checkout):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVBOOK_", "PYTEST_"))}
-    environment = clean | {
-        "PYTHONPATH": os.pathsep.join([str(checkout / "src"), os.environ["PYTHONPATH"]]),
-        "KVBOOK_ROOT": str(checkout), "KVBOOK_BUILD": str(checkout / "_build"), "PROFILE": "smoke",
-    }
+    path = os.pathsep.join([str(checkout / "src"), os.environ["PYTHONPATH"]])
+    environment = mini_book.environment(checkout, PYTHONPATH=path, PROFILE="smoke")
 
     def run(*command: str) -> str:
         done = subprocess.run([*command], cwd=checkout, env=environment, capture_output=True, text=True, check=False)

@@ -1,8 +1,7 @@
 """The judge of bug or rounding is right on injected bugs, on clean families, and on rows whose answer is known."""
 
 import copy
-import json
-import math
+import re
 import shutil
 from contextlib import nullcontext
 
@@ -11,8 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from refusing import refusal
-from small_models import PLAIN, asked, checkpoint, small_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from small_models import asked, configure, small_llama
 
 from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict, wrong_pass
 from kvbook.diagnosis.rows import rows_of, suspicious_layer
@@ -87,11 +85,8 @@ def test_a_cache_that_is_never_returned_holds_nothing_and_a_sound_one_all_that_w
     assert (clean["held"] == clean["fed"]).all()
 
 
-SAMPLE = corpus.Sample(0, "text", 0, list(range(11, 31)))
-
-
 def rows_in_fp64(model) -> pd.DataFrame:
-    return pd.DataFrame(rows_of(model, "float64", [SAMPLE]))
+    return pd.DataFrame(rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
 
 
 def test_control_softmax_in_32_bits_would_make_a_sound_mpt_look_like_a_bug(family_folders, monkeypatch):
@@ -158,11 +153,7 @@ def law(constant: float = 8.0, floor: float = 0.0, dtypes=DTYPES, scatter: float
 
 def given(**drifts: float) -> pd.DataFrame:
     """Every text has the same drift: four texts from two files."""
-    return pd.DataFrame(
-        {"dtype": dtype, "source": f"file {sample // 2}", "sample": sample, "drift": drift}
-        for dtype, drift in drifts.items()
-        for sample in range(4)
-    )
+    return pd.concat([law(0.0, drift, (dtype,), n=4) for dtype, drift in drifts.items()], ignore_index=True)
 
 
 def roundoffs(*multiples: float, dtypes=DTYPES) -> dict[str, float]:
@@ -211,10 +202,9 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize(("kind", "rows"), [(kind, rows) for kind in KNOWN for rows in KNOWN[kind].items()])
-def test_the_verdict_on_rows_whose_answer_is_known(kind, rows):
-    name, table = rows
-    assert verdict.judge(table).kind == kind, name
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KNOWN for name in KNOWN[kind]])
+def test_the_verdict_on_rows_whose_answer_is_known(kind, name):
+    assert verdict.judge(KNOWN[kind][name]).kind == kind
 
 
 def test_the_slope_is_that_of_the_law_and_needs_something_that_could_fall():
@@ -250,8 +240,7 @@ def test_a_difference_is_measured_against_the_spread_and_not_the_shift_of_logits
 def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(kvbook_here, family_folders, text_folder, tmp_path):
     # As MPT's own default has it.
     shutil.copytree(family_folders["mpt"], tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"use_cache": False}))
+    configure(tmp_path, use_cache=False)
     done = kvbook_here("check", tmp_path, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
     assert done.returncode == 1, done.stderr
     assert "verdict   bug: " in done.stdout
@@ -305,31 +294,25 @@ def hidden_without_a_cache(model):
     return faults._calls(model, call)
 
 
-@pytest.mark.parametrize(("fault", "said"), [
-    (faults.offset_forgotten, wrong_pass.CACHED), (faults.mask_off_by_one, wrong_pass.CACHED),
-    (hidden_without_a_cache, wrong_pass.UNCACHED),
+@pytest.mark.parametrize(("fault", "causal", "said", "why"), [
+    (faults.offset_forgotten, True, wrong_pass.CACHED, "how a text is cut"),
+    (faults.mask_off_by_one, True, wrong_pass.CACHED, "how a text is cut"),
+    (hidden_without_a_cache, True, wrong_pass.UNCACHED, "however a text is cut"),
+    (nullcontext, False, wrong_pass.UNCACHED, "a later token moves"),
+    # Evidence that splits, and passes that agree.
+    (faults.offset_forgotten, False, wrong_pass.UNTOLD, "how a text is cut.*a later token moves"),
+    (nullcontext, True, wrong_pass.UNTOLD, "no evidence for either"),
 ])
-def test_the_pass_that_is_wrong_is_named(fault, said):
+def test_the_pass_that_is_wrong_is_named_and_neither_where_evidence_splits_or_there_is_none(
+    fault, causal, said, why, monkeypatch
+):
+    if not causal:
+        monkeypatch.setattr(wrong_pass.reference_pass, "fault", lambda *_: wrong_pass.reference_pass.NOT_CAUSAL)
     model = small_llama()
     with fault(model):
-        assert wrong_pass.find(model, TEXTS)[0] == said
-
-
-def test_control_passes_that_agree_blame_neither():
-    assert wrong_pass.find(small_llama(), TEXTS) == (wrong_pass.UNTOLD, ["no evidence for either"])
-
-
-def test_a_full_pass_that_is_not_causal_is_the_wrong_one(monkeypatch):
-    monkeypatch.setattr(wrong_pass.reference_pass, "fault", lambda *_: wrong_pass.reference_pass.NOT_CAUSAL)
-    assert wrong_pass.find(small_llama(), TEXTS)[0] == wrong_pass.UNCACHED
-
-
-def test_evidence_that_splits_tells_neither(monkeypatch):
-    model = small_llama()
-    monkeypatch.setattr(wrong_pass.reference_pass, "fault", lambda *_: wrong_pass.reference_pass.NOT_CAUSAL)
-    with faults.offset_forgotten(model):
-        said, why = wrong_pass.find(model, TEXTS)
-    assert (said, len(why)) == (wrong_pass.UNTOLD, 2)
+        found = wrong_pass.find(model, TEXTS)
+    assert found[0] == said
+    assert re.search(why, "; ".join(found[1]))
 
 
 @pytest.mark.parametrize(("cached", "uncached", "said"), [
@@ -343,13 +326,13 @@ def test_a_trained_models_loss_tells_which_pass_reads_the_text_better(cached, un
     assert [side for side, _ in wrong_pass._by_loss(wrong_pass.feeding.Fed(small_llama()), TEXTS)] == said
 
 
-def test_the_loss_of_a_trained_model_is_lower_on_its_text_than_that_of_one_that_has_learnt_nothing(tmp_path):
-    trained = AutoModelForCausalLM.from_pretrained(folder := checkpoint(PLAIN, tmp_path))
-    ids = AutoTokenizer.from_pretrained(folder)("def add(first, second):\n    return first + second\n")["input_ids"]
-    text = torch.tensor([ids])
-    found = wrong_pass._loss([trained(text).logits], [text])
-    assert found < wrong_pass._KNOWS * math.log(trained.config.vocab_size)
-    assert found < wrong_pass._loss([torch.zeros(1, len(ids), trained.config.vocab_size)], [text])
+def test_a_trained_models_loss_is_evidence_too():
+    trained = loading.load("llama")
+    text = torch.tensor([trained.tokenizer("def add(first, second):\n    return first + second\n")["input_ids"]])
+    with faults.offset_forgotten(trained.model):
+        said, why = wrong_pass.find(trained.model, [text])
+    assert said == wrong_pass.CACHED
+    assert "nats a token" in why[-1]
 
 
 def test_a_fault_is_injected_whatever_a_release_calls_the_cache(monkeypatch):

@@ -1,6 +1,7 @@
 """The experiments of the chapter on whether the difference matters, on small checkpoints in a local folder."""
 
 import copy
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,9 +12,10 @@ import pytest
 import torch
 import transformers
 from refusing import refusal
-from small_models import SMALL, generated
+from small_models import generated, small_llama
 
-from kvbook.measuring import agreement, fp64_reference, predictions, rounded_caches
+from kvbook.diagnosis import faults
+from kvbook.measuring import agreement, fp64_reference, rounded_caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvreport.chapters.does_it_matter import (
@@ -44,12 +46,7 @@ ROUNDING = [way for way in variants.VARIANTS if named.KINDS[way.name] == "roundi
 @pytest.fixture(scope="module")
 def folder(save):
     """Save a small Llama checkpoint whose widths are multiples of 64, as bitsandbytes' 4-bit product on a CPU wants."""
-    torch.manual_seed(6)
-    config = transformers.LlamaConfig(
-        **SMALL, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
-    )
-    return save(transformers.LlamaForCausalLM(config), "llama-64")
+    return save(small_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=3), "llama-64")
 
 
 @pytest.fixture(scope="module")
@@ -71,53 +68,34 @@ def subject(settings):
 
 
 def gathered(subject, way, ids, prompt):
-    """Lay a way's pieces out by text: logits and last hidden states of every row from the prompt on."""
-    rows = {}
-    for piece in subject.pieces(way, ids, prompt):
-        for index, (logits, hidden) in enumerate(zip(piece.logits, piece.hidden, strict=True)):
-            if piece.start + index >= prompt:
-                rows.setdefault(piece.text, {})[piece.start + index] = (logits, hidden)
-    return rows
+    """Return logits and last hidden state by text and position, from the prompt on."""
+    return {
+        (piece.text, position): row for piece in subject.pieces(way, ids, prompt)
+        for position, row in enumerate(zip(piece.logits, piece.hidden, strict=True), piece.start) if position >= prompt
+    }
 
 
 BASELINE = variants.Variant("itself", variants.whole)
 
 
-def without_mask(model, ids, _prompt):
-    """Pad on the left and tell nobody."""
-    for text in range(len(ids)):
-        padded = torch.cat([ids[text : text + 1, :1].repeat(1, 5), ids[text : text + 1]], 1)
-        logits, hidden = variants.read(model, padded, use_cache=False)
-        yield variants.Piece(text, 0, logits[0, 5:], hidden[0, 5:])
-
-
 GREEDILY = writing.Chooser("greedy", 0)
-UNMASKED = variants.Variant("padding not masked", without_mask)
 
 
-def mean_kl(subject, way, ids, prompt=8):
-    expected, found = (gathered(subject, which, ids, prompt) for which in (BASELINE, way))
-    kl = [
-        predictions.compare(
-            *(torch.stack([logits for logits, _ in of[text].values()]) for of in (expected, found)),
-            torch.zeros(ids.shape[1] - prompt).long(),
-        ).kl
-        for text in expected
-    ]
-    return torch.cat(kl).mean().item()
+def mean_kl(subject, way, ids):
+    expected, found = (gathered(subject, which, ids, 8) for which in (BASELINE, way))
+    logits = (torch.stack([of[place][0] for place in expected]).double() for of in (found, expected))
+    logp = (each.log_softmax(-1) for each in logits)
+    return torch.nn.functional.kl_div(*logp, reduction="batchmean", log_target=True).item()
 
 
 @pytest.mark.parametrize("way", ROUNDING, ids=lambda way: way.name)
 def test_every_rounding_way_gives_every_row_of_every_text(subject, texts, way):
     expected, found = (gathered(subject, which, texts, 8) for which in (BASELINE, way))
-    assert {text: sorted(rows) for text, rows in found.items()} == {text: list(range(8, 21)) for text in range(3)}
-    for text, rows in found.items():
-        for position, both in rows.items():
-            for here, there in zip(both, expected[text][position], strict=True):
-                assert torch.allclose(here, there, atol=2e-4), (text, position)
+    assert set(expected) == set(itertools.product(range(3), range(8, 21)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-4)
     # Control: rows of a neighbour, text or position, would not pass.
-    for text, position in ((1, 12), (0, 13)):
-        assert not torch.allclose(expected[0][12][0], expected[text][position][0], atol=1e-1)
+    for neighbour in ((1, 12), (0, 13)):
+        assert not torch.allclose(expected[0, 12][0], expected[neighbour][0], atol=1e-1)
 
 
 def test_a_batch_smaller_than_the_full_one_is_filled_and_more_texts_make_a_second(subject):
@@ -125,15 +103,16 @@ def test_a_batch_smaller_than_the_full_one_is_filled_and_more_texts_make_a_secon
     expected = gathered(subject, BASELINE, many, 6)
     for way in (variants.BATCHED, variants.PADDED):
         found = gathered(subject, way, many, 6)
-        assert sorted(found) == list(range(variants.BATCH + 1))
-        assert torch.allclose(found[8][11][0], expected[8][11][0], atol=2e-4)
+        assert {text for text, _ in found} == set(range(variants.BATCH + 1))
+        assert torch.allclose(found[8, 11][0], expected[8, 11][0], atol=2e-4)
 
 
-def test_learned_positions_are_right_after_padding(gpt2_folder, settings, texts):
+def test_learned_positions_are_right_after_padding(gpt2_folder, settings, texts, monkeypatch):
     gpt2 = variants.Subject(settings.model_copy(update={"model": str(gpt2_folder)}), "float32")
     assert mean_kl(gpt2, variants.PADDED, texts) < 1e-7
-    # Control: without mask and positions the same comparison fails.
-    assert mean_kl(gpt2, UNMASKED, texts) > 1e-2
+    # Control: where nobody tells the model, the same comparison fails.
+    monkeypatch.setattr(variants, "positions", lambda _model, _places: {})
+    assert mean_kl(gpt2, variants.PADDED, texts) > 1e-2
 
 
 def test_fewer_bits_are_further_off_and_a_wrong_cache_further_still(subject, texts):
@@ -181,7 +160,7 @@ def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):
     rows = gathered(subject, BASELINE, texts, 1)
     for length in (5, 14, 21):
         expected = stock(texts[:1, :length]).logits.argmax(-1)
-        found = classifier.decisions(rows[0][length - 1][1][None], score)
+        found = classifier.decisions(rows[0, length - 1][1][None], score)
         assert found.tolist() == expected.tolist()
 
 
@@ -265,20 +244,11 @@ def test_rows_of_a_long_text_are_what_the_models_own_logits_give_in_bins_that_le
         assert max(row.kl, row.kl_full, row.kl_cached) < 1e-9
 
 
-def test_control_positions_one_late_on_a_cache_are_far_from_fp64_to_the_end_of_a_long_text(
-    settings, subject, monkeypatch
-):
-    body, text = type(subject.baseline.model.base_model), subject.tensor([long_contexts.texts(settings)[0].ids])
-    forward = body.forward
-
-    def late(self, ids, past_key_values=None, **more):
-        begin = past_key_values.get_seq_length() if past_key_values is not None else 0
-        places = torch.arange(begin, begin + ids.shape[1])[None] + (begin > 0)
-        return forward(self, ids, past_key_values=past_key_values, position_ids=places, **more)
-
-    monkeypatch.setattr(body, "forward", late)
-    model = subject.baseline.model
-    rows = pd.DataFrame(long_contexts.follow(model, fp64_reference.in_double_precision(model), text))
+def test_control_positions_off_by_one_on_a_cache_are_far_from_fp64_to_the_end_of_a_long_text(settings, subject):
+    model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[0].ids])
+    reference = fp64_reference.in_double_precision(model)
+    with faults.offset_by_one(model.base_model):
+        rows = pd.DataFrame(long_contexts.follow(model, reference, text))
     assert rows["way"].value_counts().to_dict() == dict.fromkeys(named.LONG_WAYS, 4)
     assert (rows["error"] > 1000 * rows["error_full"]).all()
     assert (rows["kl"] > 1e-5).all()
@@ -362,8 +332,8 @@ def test_nothing_is_written_after_every_text_of_a_batch_has_diverged_or_ended():
     assert len(list(written)) == 9 - 4
 
 
-def written_alone(model, prompt, n, cache=named.NO_CACHE) -> list[writing.Step]:
-    (steps,) = writing.to_the_end(model, writing.write(model, prompt, [0], n, GREEDILY, cache))
+def written_alone(model, prompt, n) -> list[writing.Step]:
+    (steps,) = writing.to_the_end(model, writing.write(model, prompt, [0], n, GREEDILY, named.NO_CACHE))
     return steps
 
 
@@ -371,30 +341,7 @@ def tokens_of(steps: list[writing.Step]) -> list[int]:
     return [step.token for step in steps]
 
 
-def test_the_baseline_is_what_generate_writes_without_a_cache_to_the_end_token(subject, monkeypatch):
-    model = subject.baseline.model
-    prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(8))
-    tokens = tokens_of(written_alone(model, prompt, 12))
-    # The fourth token ends the text, for both.
-    monkeypatch.setattr(model.generation_config, "eos_token_id", tokens[3])
-    steps = written_alone(model, prompt, 12)
-    output = generated(model, prompt, 12, min_new_tokens=None, use_cache=False, output_logits=True, pad_token_id=0)
-    assert tokens_of(steps) == output.sequences[0, 10:].tolist()
-    assert len(steps) == tokens.index(tokens[3]) + 1
-    for step, logits in zip(steps, output.logits, strict=True):
-        assert torch.equal(step.scores.float(), logits[0])
-
-
-def decoded(model, prompt, n, cache):
-    """Decode greedily by a plain loop, with a cache that is filled but for the prompt's last token."""
-    model(prompt[:, :-1], past_key_values=cache, use_cache=True)
-    ids = prompt
-    for _ in range(n):
-        ids = torch.cat([ids, model(ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)], 1)
-    return ids[0, prompt.shape[1] :].tolist()
-
-
-def test_what_reads_a_text_diverges_where_a_plain_loop_does(subject):
+def test_what_reads_a_text_diverges_where_what_is_written_on_such_a_cache_does(subject):
     model = subject.baseline.model
     prompts = torch.randint(11, 320, (6, 10), generator=torch.Generator().manual_seed(8))
     found = {
@@ -404,15 +351,16 @@ def test_what_reads_a_text_diverges_where_a_plain_loop_does(subject):
     seen = []
     for text, prompt in enumerate(prompts.split(1)):
         path = [int(token) for token in found[text, first_divergence.BASELINE]["path"].split()]
-        rounded = decoded(model, prompt, 14, rounded_caches.make(model.config, 4, 4))
-        # The plain loop does not stop at the end token.
-        first = agreement.first_divergence(path, rounded[: len(path)])
+        cache = rounded_caches.make(model.config, 4, 4)
+        # It does not stop at the end token.
+        rounded = generated(model, prompt, len(path), past_key_values=cache, eos_token_id=-1).sequences[0, 10:].tolist()
+        first = agreement.first_divergence(path, rounded)
         row = found[text, variants.KV_INT4.name]
         seen.append(first)
         assert (row["steps"], row["parted"]) == ((len(path), 0) if first is None else (first + 1, 1)), text
         if first is not None:
             assert (row["instead"], row["token"]) == (path[first], rounded[first])
-    assert any(first is not None for first in seen), "no loop diverged: the test shows nothing"
+    assert any(first is not None for first in seen), "nothing diverged: the test shows nothing"
 
 
 def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subject, monkeypatch):
@@ -466,21 +414,32 @@ def test_assisted_decoding_verifies_what_it_looked_up_and_writes_what_plain_deco
     assert fed[0] == 10 + named.AT_ONCE - 1
 
 
-@pytest.mark.parametrize("cache", ["dynamic cache", "static cache"])
-def test_a_padded_batch_is_bitwise_what_generate_writes(subject, cache):
+@pytest.mark.parametrize(("cache", "padding", "lengths"), [
+    (named.NO_CACHE, named.UNPADDED, [12]), (named.DYNAMIC, named.LEFT, [6, 11, 9]),
+    (named.PREALLOCATED, named.LEFT, [6, 11, 9]),
+])
+def test_what_is_written_is_bitwise_what_generate_writes_to_the_end_token(
+    subject, cache, padding, lengths, monkeypatch
+):
     model, generator = subject.baseline.model, torch.Generator().manual_seed(3)
-    prompts = [torch.randint(11, 320, (length,), generator=generator) for length in (6, 11, 9)]
-    ids, mask = torch.zeros(2, 3, 12, dtype=torch.long)
-    for row, one in enumerate(prompts):
-        ids[row, -len(one) :], mask[row, -len(one) :] = one, 1
-    written = writing.write(model, prompts, range(3), 16, GREEDILY, cache, named.LEFT, 12)
-    texts = writing.to_the_end(model, written)
+    prompts = [torch.randint(11, 320, (length,), generator=generator) for length in lengths]
+    ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_side="left")
+    width = ids.shape[1]
+
+    def texts():
+        written = writing.write(model, prompts, range(len(prompts)), 16, GREEDILY, cache, padding, width)
+        return writing.to_the_end(model, written)
+
+    # The first text's fourth token ends every text.
+    end = texts()[0][3].token
+    monkeypatch.setattr(model.generation_config, "eos_token_id", end)
     output = generated(
-        model, ids, 16, attention_mask=mask, min_new_tokens=None, output_logits=True, pad_token_id=0,
-        cache_implementation="static" if cache == named.PREALLOCATED else None,
+        model, ids, 16, attention_mask=(ids > 0).long(), min_new_tokens=None, output_logits=True, pad_token_id=0,
+        use_cache=cache != named.NO_CACHE, cache_implementation="static" if cache == named.PREALLOCATED else None,
     )
-    for row, steps in enumerate(texts):
-        assert tokens_of(steps) == output.sequences[row, 12 : 12 + len(steps)].tolist()
+    for row, steps in enumerate(texts()):
+        tokens = output.sequences[row, width:].tolist()
+        assert tokens_of(steps) == tokens[: tokens.index(end) + 1 if end in tokens else None]
         assert all(torch.equal(step.scores, logits[row]) for step, logits in zip(steps, output.logits, strict=False))
 
 
@@ -528,14 +487,12 @@ def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_ti
     def written():
         return pd.DataFrame(usage_factorial.texts_of(subject, padded, samples, 12, 10, 0)).set_index("sample")
 
-    usual, forward = written(), type(subject.baseline.model).forward
-    monkeypatch.setattr(
-        type(subject.baseline.model), "forward",
+    def late(self, ids, position_ids, **more):
         # A written token stands one place too far behind the prompt.
-        lambda self, ids, position_ids, **more: forward(
-            self, ids, position_ids=position_ids + (ids.shape[1] == 1), **more
-        ),
-    )
+        return forward(self, ids, position_ids=position_ids + (ids.shape[1] == 1), **more)
+
+    usual, forward = written(), type(subject.baseline.model).forward
+    monkeypatch.setattr(type(subject.baseline.model), "forward", late)
     found = pd.DataFrame(named._differences(usual, written()))
     assert found["differs"].mean() > 0.7
     assert not found["near"].any()

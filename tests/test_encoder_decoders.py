@@ -1,7 +1,5 @@
 """`kvbook check` on encoders with their decoders: the decoder is fed in every way behind one source text."""
 
-from unittest.mock import patch
-
 import pytest
 import torch
 from refusing import refusal
@@ -54,18 +52,15 @@ def test_its_logits_are_those_of_the_stock_model_and_depend_on_the_source(folder
 
 
 @pytest.mark.parametrize("folder", ["bart"], indirect=True)
-def test_control_a_decoder_whose_positions_restart_is_a_bug(folder, text_folder):
-    stock = BartLearnedPositionalEmbedding.forward
-
-    def restarts(self, input_ids, past_key_values_length=0, position_ids=None):
-        return stock(self, input_ids, 0, None)
-
-    with patch.object(BartLearnedPositionalEmbedding, "forward", restarts):
-        assert check.check(asked(folder, text_folder)).verdict == "bug"
+def test_control_a_decoder_whose_positions_restart_is_a_bug(folder, text_folder, monkeypatch):
+    positions = BartLearnedPositionalEmbedding
+    stock = positions.forward
+    monkeypatch.setattr(positions, "forward", lambda self, ids, *_, **__: stock(self, ids, 0, None))
+    assert check.check(asked(folder, text_folder)).verdict == "bug"
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
-def test_control_a_source_that_is_read_into_the_cache_wrongly_is_a_bug(folder, text_folder):
+def test_control_a_source_that_is_read_into_the_cache_wrongly_is_a_bug(folder, text_folder, monkeypatch):
     stock = DynamicLayer.update
 
     def harmed(self, key_states, value_states, *more, **options):
@@ -75,8 +70,8 @@ def test_control_a_source_that_is_read_into_the_cache_wrongly_is_a_bug(folder, t
             self.keys = 1.1 * self.keys
         return keys, values
 
-    with patch.object(DynamicLayer, "update", harmed):
-        assert check.check(asked(folder, text_folder)).verdict == "bug"
+    monkeypatch.setattr(DynamicLayer, "update", harmed)
+    assert check.check(asked(folder, text_folder)).verdict == "bug"
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)

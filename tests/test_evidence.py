@@ -138,13 +138,11 @@ def test_what_a_chapter_asks_for_is_what_is_published_and_control_another_length
 
 # The manifest: what is cited is there, whole, and of the experiment's revision.
 
-ONE_ROW = Experiment("counting", Settings, lambda settings: {}, lambda settings, made_of, w: w.append("u", [{"x": 1}]))
-
 
 @pytest.fixture
 def folder(data):
     """Record a run and cite it."""
-    recorded = recording.record(ONE_ROW.run(Settings()).folder)
+    recorded = recording.record(COUNTING.run(Asked()).folder)
     named = str(recorded.relative_to(paths.RECORDED_RUNS))
     paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": {"role": [named]}}))
     return recorded
@@ -158,17 +156,17 @@ def test_what_a_chapter_cites_is_found_by_role_and_experiment(folder):
 
 
 def test_a_recorded_run_is_never_taken_for_a_run_of_this_machine_and_another_revision_is_another_run(folder):
-    again = ONE_ROW.run(Settings())
+    again = COUNTING.run(Asked())
     assert again.made
     assert again.folder.is_relative_to(paths.RUNS)
     assert again.hash == json.loads((folder / "run.json").read_text())["hash"]
-    assert replace(ONE_ROW, revision=2).run(Settings()).hash != again.hash
+    assert replace(COUNTING, revision=2).run(Asked()).hash != again.hash
     assert "is of revision 1, and counting is at 2" in refusal(evidence.cited, "chapter", "role", {"counting": 2})
 
 
 @pytest.mark.parametrize("role", ["chat", "Zen 3", "Zen 4", "fewer instructions"])
 def test_runs_on_other_texts_or_kinds_of_processor_stand_by_themselves_behind_the_first_ones(folder, role):
-    other = recording.record(ONE_ROW.run(Settings(seed=1)).folder)
+    other = recording.record(COUNTING.run(Asked(seed=1)).folder)
     roles = {role: [str(other.relative_to(paths.RECORDED_RUNS))], "published": evidence.manifest()["chapter"]["role"]}
     paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": roles}))
     found = evidence.published("chapter", {"counting": 1})

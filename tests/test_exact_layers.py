@@ -224,9 +224,8 @@ def test_control_a_softmax_of_torch_that_sums_otherwise_somewhere_is_not_trusted
 # Attention of queries that see keys of their own: windows, chosen keys, heads of unequal widths.
 
 def _random(heads, key_heads, queries, keys, width, dtype=torch.float32, value_width=None):
-    generator = torch.Generator().manual_seed(keys)
     shapes = ((heads, queries, width), (key_heads, keys, width), (key_heads, keys, value_width or width))
-    return [torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes]
+    return [normal(1, *shape, seed=keys + place).to(dtype) for place, shape in enumerate(shapes)]
 
 
 def as_stock(found, stock):

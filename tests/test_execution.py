@@ -39,9 +39,8 @@ def executed_once(tmp_path_factory):
         patch.setenv("JUPYTER_PATH", str(root / "jupyter"))
         # The control: whoever asks for "python3" by name gets the foreign one.
         assert KernelSpecManager().get_kernel_spec("python3").argv[0] == "/bin/false"
-        for name, seconds in (("LOOKS", 0.05), ("LINES", 0.1)):
-            patch.setattr(live, f"SECONDS_BETWEEN_{name}", seconds)
-        patch.setattr(live, "SECONDS_WITHOUT_NEWS", 0.2)
+        for name, seconds in {"BETWEEN_LOOKS": 0.05, "BETWEEN_LINES": 0.1, "WITHOUT_NEWS": 0.2}.items():
+            patch.setattr(live, f"SECONDS_{name}", seconds)
         execute(only_chapter(root), said)
     return root, said.getvalue().splitlines()
 
@@ -94,11 +93,6 @@ def test_what_an_experiment_reports_is_passed_on_and_a_silent_chapter_still_show
 # What is fresh
 
 
-def damaged(root):
-    copy = only_chapter(root).executed
-    copy.write_text(copy.read_text()[:1000])
-
-
 CHANGES = {
     "nothing": (lambda root: None, None),
     "dates": (lambda root: [os.utime(file, (1, 1)) for file in root.rglob("*") if file.is_file()], None),
@@ -110,7 +104,7 @@ CHANGES = {
     "another figure": (
         lambda root: (only_chapter(root).figures / "fig-squares.svg").write_bytes(b""), "missing or not the one it made"
     ),
-    "a damaged copy": (damaged, "its executed copy is damaged"),
+    "a damaged copy": (lambda root: os.truncate(only_chapter(root).executed, 1000), "its executed copy is damaged"),
 }
 
 

@@ -82,8 +82,7 @@ STORY = (paths.ROOT / "pages/story.md").read_text("utf-8")
 
 def test_the_story_has_900_words_at_most_and_four_figures():
     assert len(STORY.split()) <= 900
-    figures = re.findall(r"^<!-- part: (\w+)", STORY, re.MULTILINE)
-    assert figures == ["fork", "leads", "finer", inserts.FIGURE]
+    assert re.findall(r"^<!-- part: (\w+)", STORY, re.MULTILINE) == ["fork", "leads", "finer", inserts.FIGURE]
 
 
 def test_what_the_story_says_in_words_is_so_in_the_recorded_answers():
@@ -111,8 +110,7 @@ def test_the_experiment_weighs_less_than_60_kilobytes():
 
 def test_without_recorded_answers_there_is_no_experiment(monkeypatch):
     monkeypatch.setattr(first_screen.evidence, "manifest", dict)
-    parts = (first_screen.markdown, first_screen.fork, first_screen.leads, first_screen.finer)
-    assert [part() for part in parts] == [""] * 4
+    assert first_screen.markdown() == first_screen.fork() == first_screen.leads() == first_screen.finer() == ""
 
 
 def test_dots_that_lie_on_one_another_share_a_label():

@@ -108,10 +108,11 @@ def test_weights_that_were_changed_afterwards_are_refused(write):
     assert "not those that were unpacked" in refusal(lambda: loading.identify(str(file)))
 
 
-def test_an_experiment_takes_it(kvbook_here, file, text_folder):
-    asked = f"model={file} reference_model={file} corpus={text_folder} n_samples=1 n_tokens=8 dtypes=float32"
+def test_an_experiment_takes_it_and_runs_without_a_notebook(kvbook_here, file, text_folder):
+    asked = f"model={file} reference_model={file} corpus={text_folder} n_samples=1 n_tokens=8 dtypes=fp32"
     done = kvbook_here("run", "layer_drift", *asked.split())
-    assert "8 rows in " in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"8 rows in {paths.RUNS}")
 
 
 def test_a_link_to_a_file_of_another_name_is_read(file, tmp_path, llama_folder):

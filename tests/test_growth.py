@@ -1,8 +1,5 @@
 """`kvbook bench --growth`: every piece can be measured, exponents fit the times, and work grows in proportion."""
 
-import json
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 import torch
@@ -71,7 +68,7 @@ def test_an_interrupted_measurement_goes_on_after_its_last_piece(runs, monkeypat
     monkeypatch.setattr(growth, "_in_a_process", done)
     with pytest.raises(KeyboardInterrupt):
         growth.GROWTH.run(asked)
-    monkeypatch.setattr(growth, "_in_a_process", lambda number, size: json.loads('{"seconds": 1.0}'))
+    monkeypatch.setattr(growth, "_in_a_process", lambda number, size: {"seconds": 1.0})
     found = growth.GROWTH.run(asked).rows
     assert len(found) == sum(size <= 100 for piece in growth.PIECES for size in piece.sizes)
     assert found["n_bytes"].notna().sum() == 2
@@ -119,31 +116,26 @@ def test_memory_does_not_grow_with_the_number_of_samples_and_control_kept_rows_w
 
 # A step's budget: every millisecond is counted once, to the innermost part that ran.
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Replace the clock by one that modules move on."""
-    made = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(apart.time, "perf_counter", lambda: made.now)
-    return made
+class Takes(nn.Sequential):
+    """Takes some seconds of its own, on a clock that all of them move on, then runs what is inside."""
 
+    now = 0.0
 
-class Takes(nn.Module):
-    """Takes some seconds of its own, then runs what is inside."""
-
-    def __init__(self, clock, seconds, inside=None):
-        super().__init__()
-        self.clock, self.seconds, self.inside = clock, seconds, inside
+    def __init__(self, seconds, *inside):
+        super().__init__(*inside)
+        self.seconds = seconds
 
     def forward(self, x):
-        self.clock.now += self.seconds
-        return x if self.inside is None else self.inside(x)
+        Takes.now += self.seconds
+        return super().forward(x)
 
 
 SlowLinear, SlowAttention, Odd = (type(name, (Takes,), {}) for name in ("SlowLinear", "SlowAttention", "Odd"))
 
 
-def test_each_part_has_its_own_time_and_together_they_are_the_step(clock):
-    model = Takes(clock, 1, Odd(clock, 2, SlowAttention(clock, 4, SlowLinear(clock, 8))))
+def test_each_part_has_its_own_time_and_together_they_are_the_step(monkeypatch):
+    monkeypatch.setattr(apart.time, "perf_counter", lambda: Takes.now)
+    model = Takes(1, Odd(2, SlowAttention(4, SlowLinear(8))))
     with budget.kept(model) as seconds:
         model(torch.zeros(1))
         model(torch.zeros(1))

@@ -111,9 +111,8 @@ def test_a_measured_release_is_recorded_with_every_architecture_that_it_lists_an
 
 
 def test_a_release_that_is_measured_again_takes_the_place_of_its_rows_and_others_stay(release):
-    other, same = ({"release": name, "architecture": "opt", "status": "ran"} for name in ("4.57.6", "5.0.0"))
-    for rows in ([other], [same]):
-        gathering.write(rows[0]["release"], rows)
+    for name in ("4.57.6", "5.0.0"):
+        gathering.write(name, [{"release": name, "architecture": "opt", "status": "ran"}])
     gathering.main()
     assert "4.57.6,,opt" in written(release)
     assert "5.0.0,,opt" not in written(release)
@@ -131,8 +130,7 @@ def test_of_a_release_one_architecture_can_be_measured_anew_and_the_others_stay(
 
 
 def test_a_report_says_what_a_release_breaks_and_mends_against_the_one_before(release):
-    before = [row("4.57.6", "gpt2", chunks=table.BUG), row("4.57.6", batch=table.BUG)]
-    gathering.write("4.57.6", before)
+    gathering.write("4.57.6", [row("4.57.6", "gpt2", chunks=table.BUG), row("4.57.6", batch=table.BUG)])
     gathering.main()
     said = (release / "history" / "5.0.0.md").read_text()
     assert "Compared with 4.57.6." in said
@@ -213,9 +211,8 @@ def test_each_cause_written_down_fits_a_recorded_cell_and_no_other_architecture_
     assert all(one["by"] in ("thread", "source", "run", "report") for one in known)
     assert all(one["threads"] for one in known if one["by"] == "thread")
     # Control.
-    (wrong,) = [row("5.0.0", chunks=table.BUG)]
-    assert history.cause_of(wrong, "chunks", [CAUSE | {"architectures": ["opt"]}]) is None
-    assert history.cause_of(wrong, "chunks", [CAUSE | {"paths": ["batch"]}]) is None
+    for other in ({"architectures": ["opt"]}, {"paths": ["batch"]}):
+        assert history.cause_of(row("5.0.0", chunks=table.BUG), "chunks", [CAUSE | other]) is None
 
 
 def test_a_cell_that_the_atlas_feeds_otherwise_than_meant_is_not_counted_as_wrong():

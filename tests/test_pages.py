@@ -18,6 +18,7 @@ from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
 from kvbook.paths import CHAPTERS, ROOT
+from kvreport.site import pdf
 
 CHAPTER_PAGES = [f"chapters/{path.stem}.html" for path in sorted(CHAPTERS.glob("*.ipynb"))]
 OTHER_PAGES = [path.relative_to(ROOT).with_suffix(".html") for path in sorted((ROOT / "pages").rglob("*.md"))]
@@ -50,15 +51,12 @@ def address(site):
 
 @pytest.fixture(scope="session")
 def browser():
-    names = (os.environ.get("KVBOOK_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    assert found, "no Chromium: install it, or name one in KVBOOK_CHROMIUM (`make test` looks for it, and says more)"
     with sync_playwright() as playwright:
         # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages, and finds
         # no other.
         nowhere = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
         args = ["--no-sandbox", "--disable-gpu", nowhere]
-        with playwright.chromium.launch(executable_path=found, args=args) as browser:
+        with playwright.chromium.launch(executable_path=pdf.find_browser(), args=args) as browser:
             yield browser
 
 
@@ -284,15 +282,6 @@ def test_control_where_the_link_is_gone_a_question_is_not_answered(page, address
     assert not shared("why is the sky blue", "It is slow")
 
 
-def test_a_figures_pdf_and_data_stand_below_it(page, address):
-    page.goto(address + "pages/figures.html")
-    page.locator(".kvbook-gallery a[href*='#fig-']").first.click()
-    page.wait_for_url("**/chapters/*#fig-*")
-    downloads = page.locator(".kvbook-downloads").first
-    for kind in (".pdf", ".csv"):
-        assert downloads.locator(f"a[href$='{kind}']").count() == 1
-
-
 def test_an_old_address_of_a_chapter_leads_to_its_place_with_and_without_javascript(page, plain, address, site):
     page.goto(address + "chapters/09_bug_or_rounding.html#your-symptom")
     page.wait_for_url("**/chapters/01_bug_or_rounding.html#your-symptom")
@@ -310,16 +299,13 @@ def found_by_search(page, address, words):
     return page.eval_on_selector_all("#search-results ul.search a", "links => links.map(link => link.href)")
 
 
-@pytest.mark.parametrize(
-    ("words", "leads_to"),
-    [
-        ("static cache", "chapters/10_static_cache.html"), ("StaticCache", "pages/howto/static_cache.html"),
-        ("DynamicCache", "pages/howto/reuse_a_prompt.html"), ("cache_position", "pages/howto/reuse_a_prompt.html"),
-        ("deepcopy", "pages/howto/reuse_a_prompt.html"), ("block_size", "pages/howto/past_the_window.html"),
-        ("nanoGPT", "pages/howto/past_the_window.html"), ("vLLM", "pages/howto/bit_reproducible.html"),
-        ("determinism", "pages/howto/bit_reproducible.html"), ("FlashAttention", "chapters/05_where_drift_begins.html"),
-    ],
-)
+@pytest.mark.parametrize(("words", "leads_to"), [
+    ("static cache", "chapters/10_static_cache.html"), ("StaticCache", "pages/howto/static_cache.html"),
+    ("DynamicCache", "pages/howto/reuse_a_prompt.html"), ("cache_position", "pages/howto/reuse_a_prompt.html"),
+    ("deepcopy", "pages/howto/reuse_a_prompt.html"), ("block_size", "pages/howto/past_the_window.html"),
+    ("nanoGPT", "pages/howto/past_the_window.html"), ("vLLM", "pages/howto/bit_reproducible.html"),
+    ("determinism", "pages/howto/bit_reproducible.html"), ("FlashAttention", "chapters/05_where_drift_begins.html"),
+])
 def test_the_words_that_people_search_for_lead_to_a_page(page, address, words, leads_to):
     assert any(leads_to in link for link in found_by_search(page, address, words))
 
@@ -347,7 +333,7 @@ def test_every_chapter_shows_figures_tables_and_no_traceback_and_the_gallery_lea
         assert not article.select(".traceback, .stderr"), path
         shown += len(article.select("figure img"))
     page.goto(address + "pages/figures.html")
-    # That one of them leads there is seen where its files stand below it.
+    # That one of them leads there is seen where somebody asks how to cite it.
     assert page.locator(".kvbook-tile a[href*='#fig-'] > img").count() == shown > 0
 
 

@@ -241,26 +241,25 @@ def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains
 
 
 def test_what_was_read_in_a_source_is_kept_for_later_processes_but_not_half_a_line(tmp_path, monkeypatch):
-    kept, parsed = tmp_path / "sources.jsonl", []
+    kept, parsed = tmp_path / "sources.jsonl", Mock(wraps=fingerprint._parsed)
 
     def ask(source: str) -> tuple[set[str], fingerprint._Source]:
         fingerprint._read.cache_clear()
         fingerprint._read_before.cache_clear()
         return fingerprint.imports_of(source, "kvbook.models.corpus"), fingerprint._read(source)
 
-    parse = fingerprint._parsed
     monkeypatch.setattr(fingerprint, "_READ", kept)
-    monkeypatch.setattr(fingerprint, "_parsed", lambda source: parsed.append(source) or parse(source))
+    monkeypatch.setattr(fingerprint, "_parsed", parsed)
     source = "import json\nfrom . import sources\nfrom kvbook.errors import UserError\n"
     first = ask(source)
     assert first[0] == {"kvbook.errors", "kvbook.models", "kvbook.models.sources"}
     assert ask(source) == first
-    assert parsed == [source]
+    parsed.assert_called_once_with(source)
     # Controls: other content is read itself, and so is all of what a killed process has left half a line of.
     assert ask(f"{source}x = 1\n")[1].sha256 != first[1].sha256
     kept.write_text(kept.read_text("utf-8")[:40], "utf-8")
     assert ask(source) == first
-    assert parsed == [source, f"{source}x = 1\n", source]
+    assert [asked.args for asked in parsed.call_args_list] == [(source,), (f"{source}x = 1\n",), (source,)]
     # Where nothing can be written, everything is parsed.
     monkeypatch.setattr(fingerprint, "_READ", tmp_path / "no folder" / "sources.jsonl")
     assert ask(source) == first

@@ -6,9 +6,9 @@ import pytest
 import torch
 from planted import run_of, with_rows
 from refusing import refusal
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from small_models import LLAMAS, drawn
+from transformers import AutoConfig
 
-from kvbook import paths
 from kvbook.measuring import agreement
 from kvbook.models import loading
 from kvreport.chapters.prompt_reuse import continuations, measures, rows, split_keys, tables
@@ -19,10 +19,8 @@ from kvreport.publishing import found as found_in
 from kvreport.publishing import statements
 
 FP32, BF16 = "float32", "bfloat16"
-SHAPE = {
-    "vocab_size": 2048, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.2, "pad_token_id": 2,
-    "eos_token_id": 0,
+SHAPE = LLAMAS | {
+    "vocab_size": 2048, "num_hidden_layers": 3, "max_position_embeddings": 512, "pad_token_id": 2, "eos_token_id": 0,
 }
 
 
@@ -32,9 +30,8 @@ def folders(tmp_path_factory):
     made = {}
     for family in ("llama", "qwen2"):
         made[family] = str(tmp_path_factory.mktemp("reuse") / f"small-{family}")
-        torch.manual_seed(4)
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE)).save_pretrained(made[family])
-        AutoTokenizer.from_pretrained(paths.MODELS / "standins" / family).save_pretrained(made[family])
+        drawn(4, AutoConfig.for_model(family, **SHAPE)).save_pretrained(made[family])
+        loading.tokenizer(family).save_pretrained(made[family])
     return made
 
 
@@ -164,11 +161,9 @@ def test_one_text_has_a_mismatch_after_its_space_and_none_before_nor_in_the_chat
 
 
 def test_seeds_share_no_question_and_what_is_not_there_is_refused(settings):
-    def questions(seed: int) -> list[str]:
-        return continuations.questions(settings.model_copy(update={"n_prompts": 20, "seed": seed}))
-
-    assert len({question for seed in range(3) for question in questions(seed)}) == 60
-    assert "60 questions" in refusal(questions, 3)
+    *three, fourth = (settings.model_copy(update={"n_prompts": 20, "seed": seed}) for seed in range(4))
+    assert len({question for asked in three for question in continuations.questions(asked)}) == 60
+    assert "60 questions" in refusal(continuations.questions, fourth)
 
 
 def test_without_a_template_for_a_systems_turn_there_is_no_such_case(folders):
@@ -259,6 +254,3 @@ def test_precision_explains_what_the_finest_dtype_does_not_show(mismatched, cont
     verdict = PRECISION(four_prompts(mismatched, continued))
     assert (verdict.verdict, verdict.n) == (expected, "4 prompts (few)")
     assert PRECISION(four_prompts(mismatched, continued, n=3)).verdict == "undecided"
-
-
-# Figures

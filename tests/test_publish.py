@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -60,32 +61,25 @@ def test_a_figure_is_four_files_that_name_it_and_its_rows_and_one_picture(page, 
     assert b"/Title" in (tmp_path / "fig-drift.pdf").read_bytes()
 
 
-DRAW = """
-import sys
-from pathlib import Path
-import matplotlib.pyplot as plt, pandas as pd
-from kvreport.publishing import page as publish
-from kvreport.publishing import style
-if sys.argv[2] == "style":
-    style.use()
-fig, ax = plt.subplots()
-ax.plot([1, 2, 3], [1, 4, 2], marker="o")
-publish.Page("x", Path(sys.argv[1])).figure(fig, "fig-x", table=pd.DataFrame({"x": [1]}))
-"""
-
-
-def drawn_in_another_process(folder, how):
-    # Without its hash salt, SVG's ids come from a random number; a process each shows that.
-    subprocess.run([sys.executable, "-c", DRAW, str(folder), how], check=True)
-    return {file.suffix: file.read_bytes() for file in folder.iterdir()}
+def draw(folder: str) -> None:
+    fig, ax = plt.subplots()
+    ax.plot([1, 2, 3], [1, 4, 2], marker="o")
+    publish.Page("x", Path(folder)).figure(fig, "fig-x", table=ROWS)
 
 
 @pytest.mark.slow
 def test_a_figure_is_the_same_bytes_in_every_process_and_without_the_style_svg_differs(tmp_path):
-    first = drawn_in_another_process(tmp_path / "a", "style")
-    assert drawn_in_another_process(tmp_path / "b", "style") == first
-    without = [drawn_in_another_process(tmp_path / name, "none")[".svg"] for name in "cd"]
-    assert without[0] != without[1]
+    first, here, *without = (tmp_path / name for name in "abcd")
+    script = f"from test_publish import draw, style; style.use(); draw({str(first)!r})"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
+    with plt.style.context(style.STYLE, after_reset=True):
+        draw(here)
+    assert [file.name for file in first.iterdir() if file.read_bytes() != (here / file.name).read_bytes()] == []
+    # Control: without its hash salt, SVG's ids come from a random number.
+    with plt.rc_context({"svg.hashsalt": None}):
+        for folder in without:
+            draw(folder)
+    assert len({(folder / "fig-x.svg").read_bytes() for folder in without}) == 2
 
 
 def test_pdf_embeds_truetype_and_svg_needs_no_font(fig, tmp_path):

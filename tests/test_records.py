@@ -7,12 +7,11 @@ from refusing import refusal
 from kvbook.runs import machine, records
 
 
-def measure(units, calls=None):
+def measure(units, called=lambda unit: None):
     def work(writer):
         for unit in units:
             if unit not in writer.done:
-                if calls is not None:
-                    calls.append(unit)
+                called(unit)
                 writer.append(unit, [{"unit": unit, "x": 0.1 * len(unit), "text": 'a "quoted", line\n'}] * 2)
 
     return work
@@ -20,9 +19,7 @@ def measure(units, calls=None):
 
 def test_a_finished_run_is_read_and_not_done_again(data):
     first = records.run("e", {"settings": {"n": 1}}, measure(["u", "v"]), note={"commit": "abc"})
-    calls = []
-    second = records.run("e", {"settings": {"n": 1}}, measure(["u", "v"], calls))
-    assert calls == []
+    second = records.run("e", {"settings": {"n": 1}}, lambda writer: pytest.fail("measured again"))
     assert second.rows.equals(first.rows)
     about = json.loads((first.folder / "run.json").read_text())
     assert (about["settings"], about["commit"]) == ({"n": 1}, "abc")
@@ -41,15 +38,13 @@ def test_a_processor_whose_instructions_are_limited_is_another_one(data, monkeyp
     assert made[0].hash != made[1].hash
 
 
-def test_a_limit_of_openblas_makes_another_processor_only_where_torch_multiplies_with_it(monkeypatch):
+@pytest.mark.parametrize(("library", "limit"), [("mkl", ""), ("open", ", OPENBLAS_CORETYPE=Haswell")])
+def test_a_limit_of_openblas_makes_another_processor_only_where_torch_multiplies_with_it(monkeypatch, library, limit):
+    monkeypatch.setattr(torch.__config__, "show", lambda: f"BLAS_INFO={library}, BUILD_TYPE=Release")
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     whole = machine.describe("cpu")["processor"]
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    for library, expected in (("mkl", whole), ("open", f"{whole}, OPENBLAS_CORETYPE=Haswell")):
-        monkeypatch.setattr(
-            torch.__config__, "show", lambda library=library: f"BLAS_INFO={library}, BUILD_TYPE=Release"
-        )
-        assert machine.describe("cpu")["processor"] == expected
+    assert machine.describe("cpu")["processor"] == f"{whole}{limit}"
 
 
 XEON = """processor\t: 0
@@ -107,7 +102,7 @@ def test_a_failed_measurement_leaves_no_run_and_a_damaged_journal_costs_units_an
     if harm is not None:
         journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]) + harm)
     calls = []
-    run = records.run("e", {"a": 1}, measure("abcdef", calls))
+    run = records.run("e", {"a": 1}, measure("abcdef", calls.append))
     assert calls == list("ef" if harm is None else "cdef")
     assert run.rows["unit"].tolist() == list("aabbccddeeff")
 

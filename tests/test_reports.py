@@ -39,11 +39,15 @@ def test_the_program_is_small_runs_by_itself_and_prints_a_drift_that_no_rounding
     assert said.strip() == printed
 
 
-def test_control_a_sound_class_has_no_such_program_and_nothing_is_written(llama_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(repro, "_LAYERS", (1,))
-    monkeypatch.setattr(repro, "_CUTS", {"in two parts": [(4, 4)]})
-    said = refusal(repro.write, asked(llama_folder, "stdlib"), "in two parts", tmp_path / "fault.py")
-    assert "no small program of plain transformers shows the fault" in said
+def test_control_a_fault_that_plain_transformers_does_not_have_gives_no_program(
+    kvbook_here, llama_folder, text_folder, tmp_path, injected
+):
+    injected(faults.offset_forgotten)
+    done = kvbook_here(
+        "check", llama_folder, "--corpus", text_folder, "--samples", 1, "--tokens", 8, "--repro", tmp_path / "fault.py"
+    )
+    assert done.returncode == 2
+    assert "no small program of plain transformers shows the fault" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +115,7 @@ def test_the_demo_needs_no_network_and_no_file(kvbook_here, monkeypatch, tmp_pat
 # Saved reports.
 
 
-def test_a_saved_report_is_read_again_and_one_of_the_version_before_too(checked, tmp_path):
+def test_a_saved_report_is_read_again_and_one_of_the_version_before_too(checked):
     for found in checked:
         text = found.model_dump_json()
         assert outcome.read(text, "found.json") == found
@@ -139,13 +143,3 @@ def test_show_prints_the_lines_of_a_saved_report(kvbook_here, refused, checked, 
     assert (done.returncode, done.stdout.splitlines()) == (0, checked[1].lines)
     assert (tmp_path / "found.xml").is_file()
     refused("show", tmp_path / "nothing.json")
-
-
-def test_a_check_of_a_fault_says_what_its_program_prints(kvbook_here, llama_folder, text_folder, tmp_path, injected):
-    injected(faults.offset_forgotten)
-    done = kvbook_here(
-        "check", llama_folder, "--corpus", text_folder, "--samples", 1, "--tokens", 8, "--repro", tmp_path / "fault.py"
-    )
-    # The fault is the test's own: plain transformers does not have it.
-    assert done.returncode == 2
-    assert "no small program of plain transformers shows the fault" in done.stderr

@@ -8,18 +8,13 @@ import string
 import pytest
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
-from kvreport.chapters.blog_past import measures as blog_past
-from kvreport.chapters.from_scratch import measures as from_scratch
-from kvreport.chapters.layer_drift import measures as layer_drift
-from kvreport.chapters.prompt_reuse import measures as prompt_reuse
-from kvreport.chapters.static_cache import measures as static_cache
-from kvreport.chapters.where_drift_begins import measures as where_drift_begins
-from kvreport.chapters.which_path_is_right import measures as which_path
+from kvreport.publishing import found as found_in
 from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, most, other_cause, refuted, reproduced
+from kvreport.running import planning
 
-CHAPTERS = (layer_drift, where_drift_begins, which_path, prompt_reuse, from_scratch, blog_past, static_cache)
-RULES = {name: check.rule for chapter in CHAPTERS for name, check in chapter.CHECKS.items()}
+CHECKS = [getattr(found_in.measures_of(chapter.name), "CHECKS", {}) for chapter in planning.plan()]
+RULES = {name: check.rule for checks in CHECKS for name, check in checks.items()}
 
 SHARE = Quantity("share of texts that differ", "file", "model")
 COUNT = Quantity("runs that differ")

@@ -1,5 +1,6 @@
 """The check of a running server: injected faults are found, and honest servers are not called faults."""
 
+import functools
 import json
 import os
 import time
@@ -10,7 +11,6 @@ import pytest
 import serving
 import torch
 from refusing import refusal
-from small_models import small_llama
 
 from kvbook import paths
 from kvbook.server import check, client, judging, prompts
@@ -24,19 +24,10 @@ COMMAND = next(line for line in PAGE.splitlines() if line.startswith("kvbook che
 LENGTHS = (32,)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return small_llama()
-
-
 @pytest.fixture
-def engine(model):
+def engine(llama):
     """Return a function that makes the engine of a small model."""
-
-    def make(**options):
-        return serving.Engine(options.pop("model", model), serving.Words(320), **options)
-
-    return make
+    return functools.partial(serving.Engine, llama, serving.Words(320))
 
 
 def checked(server, lengths=LENGTHS, control=None, **options) -> Outcome:

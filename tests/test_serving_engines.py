@@ -101,18 +101,6 @@ def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):
     assert "lower prompt_tokens" in refusal(measuring.prompts, asked, asked.populations[0])
 
 
-class Replayed(client.Client):
-    """A client that gives recorded answers: to each request the next one that was given to it."""
-
-    def call(self, method, path, body=None):
-        with self.lock:
-            asked = self.key({"path": path, "body": body})
-            one = self.calls.pop(next(place for place, one in enumerate(self.calls) if self.key(one) == asked))
-        if "refused" in one:
-            raise client.Refused(one["refused"])
-        return one["reply"]
-
-
 def key(call):
     """What names a request: a salt is drawn anew each time, and a model's name is not kept."""
     body = {name: value for name, value in (call["body"] or {}).items() if name not in ("cache_salt", "model")}
@@ -120,21 +108,29 @@ def key(call):
 
 
 def recorded_of(name):
-    """Read the answers of the engine whose file's name begins so."""
-    (file,) = (file for of, file in ANSWERS.items() if of.startswith(name))
-    return json.loads(gzip.decompress(file.read_bytes()))
+    return json.loads(gzip.decompress(ANSWERS[name].read_bytes()))
 
 
 def replayed(recorded, monkeypatch):
+    """Check an engine by recorded answers: each request gets the next one that was given to it."""
+    calls, lock = list(recorded["calls"]), threading.Lock()
+
+    def call(_client, _method, path, body=None):
+        with lock:
+            asked = key({"path": path, "body": body})
+            one = calls.pop(next(place for place, one in enumerate(calls) if key(one) == asked))
+        if "refused" in one:
+            raise client.Refused(one["refused"])
+        return one["reply"]
+
+    monkeypatch.setattr(client.Client, "call", call)
     monkeypatch.setattr(prompts, "opening", lambda: recorded["opening"])
-    for name, value in {"calls": list(recorded["calls"]), "lock": threading.Lock(), "key": staticmethod(key)}.items():
-        monkeypatch.setattr(Replayed, name, value, raising=False)
-    return check.check(Replayed("http://127.0.0.1:1/v1", model="served"), None, (32,))
+    return check.check(client.Client("http://127.0.0.1:1/v1", model="served"), None, (32,))
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
 def test_what_an_engine_answered_is_judged_as_it_was(name, monkeypatch):
-    recorded = json.loads(gzip.decompress(ANSWERS[name].read_bytes()))
+    recorded = recorded_of(name)
     again = replayed(recorded, monkeypatch)
     assert (again.verdict, again.why) == (recorded["verdict"], recorded["why"])
     assert again.verdict != "fault"

@@ -23,10 +23,7 @@ def write(root: Path, stem: str, *cells: str) -> None:
     """Write a chapter of these code cells."""
     notebook = mini_book.notebook()
     prose, parameters = notebook["cells"][:2]
-    code = [
-        {"cell_type": "code", "id": f"c{k}", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
-        for k, source in enumerate(cells)
-    ]
+    code = [parameters | {"id": f"c{k}", "metadata": {}, "source": source} for k, source in enumerate(cells)]
     notebook["cells"] = [prose | {"source": f"# {stem}\n"}, parameters, *code]
     (root / "chapters" / f"{stem}.ipynb").write_text(json.dumps(notebook))
 

@@ -1,13 +1,11 @@
 """The page shows the source's prose with the last run's outputs, and never a run that failed."""
 
-import copy
 import fnmatch
 import json
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +20,12 @@ from PIL import Image
 from refusing import refusal
 
 from kvbook import fingerprint, paths
-from kvreport.publishing import captions, chapter_name, keep
+from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
 from kvreport.running import planning
-from kvreport.site import MOVED, citations, executed, finishing, inserts, ledger, pdf, repository
+from kvreport.site import MOVED, executed, finishing, inserts, ledger, overlay, pdf, repository
 from kvreport.site.build import build_html
-from kvreport.site.overlay import overlay
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +100,12 @@ def test_every_download_is_the_runs_own_file(root):
         assert file.read_bytes() == expected[name].read_bytes(), name
 
 
-def test_the_figure_and_the_page_on_the_environment_name_the_run(root):
+def test_a_figures_pdf_and_data_stand_below_it_and_the_run_there_and_on_the_page_on_the_environment(root):
     below = page(root).find("figure", id="fig-squares").find_next("div", class_="kvbook-downloads")
     assert below.find("a", string="permalink")["href"] == "#fig-squares"
     entry = below.find("pre").get_text()
     assert entry == (root / "_build" / "citations" / STEM / "fig-squares.bib").read_text("utf-8")
+    assert {".pdf", ".csv"} <= {Path(link["href"]).suffix for link in below.select("a.download")}
     run = copy_of(root)["metadata"]["kvbook"]
     assert run["inputs_sha256"][:16] in entry
     assert run["files"]["fig-squares.csv"][:16] in entry
@@ -230,9 +228,8 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
 
 
 def links_to_pdfs(root: Path) -> list[str]:
-    links = [link["href"] for link in page(root).find("article").find_all("a", href=True)]
     # A figure's own PDF is another thing.
-    return [link for link in links if link.startswith("../pdf/")]
+    return [link["href"] for link in page(root).select("article a[href^='../pdf/']")]
 
 
 def test_a_chapter_is_printed_and_linked_when_asked_for_and_not_linked_otherwise(book):
@@ -280,53 +277,42 @@ def test_a_reference_to_nothing_fails_each_time_not_only_the_first(book):
         assert "fig-nowhere" in built.stdout
 
 
-def joined(source: dict, executed: dict) -> dict:
-    folders = mini_book.folders(Path(tempfile.mkdtemp(prefix="kvbook-tests-")))
-    chapter = planning.Chapter(STEM, "few", {}, folders=folders)
-    for name in ("fig-squares", "tab-squares"):
-        keep(citations.folder(chapter) / f"{name}.bib", f"@misc{{{name},\n}}\n".encode())
-    return overlay(source, executed, chapter, captions.written(source, {}))
+SOURCE = mini_book.notebook()
+
+
+def joined(root: Path, executed: dict) -> dict:
+    chapter = planning.Chapter(STEM, "few", {}, folders=mini_book.folders(root))
+    return overlay.overlay(SOURCE, executed, chapter, captions.written(SOURCE, {}))
 
 
 def test_what_a_readers_own_run_made_has_files_and_no_citation(root):
-    source, executed = mini_book.notebook(), copy_of(root)
+    executed = copy_of(root)
     figure = cell(executed, "figure")["outputs"][0]["metadata"]["image/png"]
     made = {"experiment": "squares", "runs": ["aaaaaaaa"], "machine": None, "settings": {}, "models": [], "seeds": [0]}
     for recorded in (True, False):
         figure["made_by"] = [made | {"recorded": recorded}]
-        offered = "".join(cell(joined(source, executed), "downloads-fig-squares")["source"])
+        offered = "".join(cell(joined(root, executed), "downloads-fig-squares")["source"])
         words = ("BibTeX", "@misc", ":::::{dropdown} How this was run, and how to cite it", "your own run")
         assert [word in offered for word in words] == [recorded] * 3 + [not recorded]
         assert "fig-squares.csv" in offered
 
 
-def test_a_caption_names_the_processors_behind_its_rows_unless_it_speaks_of_them_itself(root):
-    source, executed = mini_book.notebook(), copy_of(root)
-    figure = cell(executed, "figure")["outputs"][0]["metadata"]["image/png"]
-    made = {"experiment": "squares", "runs": ["aaaaaaaa"], "settings": {}, "models": [], "seeds": [0], "recorded": True}
-    names = ("AMD EPYC", "Intel(R) Xeon(R)")
-    epyc, xeon = ({"device": "cpu", "processor": name, "device_name": f"{name}, 1 thread"} for name in names)
-    for machines, said in (
-        ([None], ""), ([epyc], " Processor: AMD EPYC (Zen 4)."),
-        ([xeon, epyc, epyc], " Processors: Intel Xeon and AMD EPYC (Zen 4)."),
+def test_a_caption_names_the_processors_behind_its_rows_unless_it_speaks_of_them_itself():
+    epyc, xeon = ({"device": "cpu", "processor": name} for name in ("AMD EPYC", "Intel(R) Xeon(R)"))
+    for machines, caption, said in (
+        ([None], "Rows.", ""), ([epyc, epyc], "Rows.", " Processor: AMD EPYC (Zen 4)."),
+        ([xeon, epyc], "Rows.", " Processors: Intel Xeon and AMD EPYC (Zen 4)."), ([xeon], "On an Intel Xeon.", ""),
     ):
-        figure["made_by"] = [made | {"machine": machine} for machine in machines]
-        plain = cell(joined(source, executed), "figure")["metadata"]["mystnb"]["figure"]["caption"]
-        assert plain.endswith("." + said)
-        assert ("Processor" in plain) == bool(said)
-    prose = next(one for one in source["cells"] if ":::{caption} fig-squares" in "".join(one["source"]))
-    prose["source"] = "".join(prose["source"]).replace("\n:::\n", " On an Intel Xeon.\n:::\n", 1)
-    assert "Processor" not in cell(joined(source, executed), "figure")["metadata"]["mystnb"]["figure"]["caption"]
+        assert overlay._where({"made_by": [{"machine": machine} for machine in machines]}, caption) == said
 
 
 def cell(notebook: dict, cell_id: str) -> dict:
     return next(cell for cell in notebook["cells"] if cell.get("id") == cell_id)
 
 
-ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 REFUSED = {
     "a run that failed": (lambda copied: copied["metadata"]["papermill"].update(exception=True), "failed"),
-    "an error in a cell": (lambda copied: cell(copied, "last")["outputs"].append(ERROR), "failed"),
+    "an error in a cell": (lambda copied: cell(copied, "last")["outputs"].append({"output_type": "error"}), "failed"),
     "other code": (lambda copied: cell(copied, "run").update(source="x = 1"), "'run'"),
     "two figures": (
         lambda copied: cell(copied, "figure").update(outputs=2 * cell(copied, "figure")["outputs"]),
@@ -337,18 +323,17 @@ REFUSED = {
 
 @pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=REFUSED)
 def test_a_copy_that_is_no_good_run_of_its_source_is_refused(root, change, said):
-    source, executed = before = mini_book.notebook(), copy_of(root)
-    kept = copy.deepcopy(before)
-    joined(source, executed)
-    assert (source, executed) == kept, "joining changes a notebook"
+    executed = copy_of(root)
+    joined(root, executed)
+    assert (SOURCE, executed) == (mini_book.notebook(), copy_of(root)), "joining changes a notebook"
     change(executed)
-    assert said in refusal(joined, source, executed)
+    assert said in refusal(joined, root, executed)
 
 
 def box(root, **recorded) -> str:
     executed = copy_of(root)
     executed["metadata"]["kvbook"] |= recorded
-    return cell(joined(mini_book.notebook(), executed), "how-it-was-run")["source"]
+    return cell(joined(root, executed), "how-it-was-run")["source"]
 
 
 @pytest.mark.parametrize(("device", "share"), [("cpu", 1), ("cpu", 2), ("cpu", None), ("cuda", 1)])
@@ -370,7 +355,7 @@ def test_a_table_cell_that_looks_like_a_list_stays_text(root):
     executed = copy_of(root)
     (output,) = cell(executed, "table")["outputs"]
     output["metadata"]["text/html"]["kvbook_table"]["csv"] = 'a,b\n-,1.\n-3.5,"x, y"\n'
-    table = cell(joined(mini_book.notebook(), executed), "shown-tab-squares")
+    table = cell(joined(root, executed), "shown-tab-squares")
     assert table["source"].splitlines()[-4:-1] == ["a,b", "\\-,1\\.", '-3.5,"x, y"']
 
 

@@ -319,14 +319,11 @@ def test_partings_name_the_first_other_token_and_its_margin():
 
 
 def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample():
-    def first_calls(rows):
-        return measures.FIRST(found_of(static_speed=rows))
-
     rows = made_rows()
     # Control: where every configuration compiles, each is told.
-    assert len(first_calls(rows)) == 5
+    assert len(measures.FIRST(found_of(static_speed=rows))) == 5
     rows.loc[rows["large_pages"] == 1, "graphs"] = 0
-    assert [one.units for one in first_calls(rows)] == [1] * 4
+    assert [one.units for one in measures.FIRST(found_of(static_speed=rows))] == [1] * 4
 
 
 def test_beside_what_was_compiled_the_documents_version_is_told():

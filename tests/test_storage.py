@@ -94,11 +94,11 @@ def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_
 def found_with(llama_folder, text_folder, monkeypatch):
     """Return a function that checks a model whose cache keeps what `narrow` makes of keys and values."""
 
-    def found(narrow, folder=llama_folder, **asked_for):
+    def found(narrow, **asked_for):
         with monkeypatch.context() as patch:
             if narrow:
                 keep(patch, narrow)
-            return check.check(asked(folder, text_folder, **asked_for))
+            return check.check(asked(llama_folder, text_folder, **asked_for))
 
     return found
 
@@ -200,53 +200,44 @@ GPT = runpy.run_path(str(paths.ROOT / "examples" / "hand_written_gpt.py"))["GPT"
 IDS = list(range(20))
 
 
-def keeping(name: str, mistake: str | None = None):
-    """Return a loop whose state is in few bits."""
+def keeping(store, mistake: str | None = None, read=lambda stored: stored):
+    """Return a loop that stores its state in few bits."""
     model = GPT(mistake)
 
     def step(ids, state):
-        logits, new = model(ids, state)
-        return logits, [(NARROW[name](keys), NARROW[name](values), held) for keys, values, held in new]
+        logits, new = model(ids, state and [(read(keys), read(values), held) for keys, values, held in state])
+        return logits, [(store(keys), store(values), held) for keys, values, held in new]
 
     return step
 
 
-def packed(mistake: str | None = None):
-    """Return a loop whose state is integers of 8 bits with their scales."""
-    model = GPT(mistake)
-
-    def pack(states):
-        scale = states.abs().amax(-1, keepdim=True) / 127
-        return (states / scale).round().to(torch.int8), scale
-
-    def step(ids, state):
-        state = state and [(keys * scale, values * size, held) for (keys, scale), (values, size), held in state]
-        logits, new = model(ids, state)
-        return logits, [(pack(keys), pack(values), held) for keys, values, held in new]
-
-    return step
+def packed(states):
+    """Pack numbers into integers of 8 bits, with their scales."""
+    scale = states.abs().amax(-1, keepdim=True) / 127
+    return (states / scale).round().to(torch.int8), scale
 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_a_loop_with_a_declared_state_is_intended_and_with_a_mistake_it_is_a_bug(name):
-    found = kvbook.check_step(keeping(name), IDS, cache_dtype=name)
+    found = kvbook.check_step(keeping(NARROW[name]), IDS, cache_dtype=name)
     assert (found.verdict, found.status) == (outcome.INTENDED, outcome.SOUND), found
-    wrong = kvbook.check_step(keeping(name, "positions restart"), IDS, cache_dtype=name)
+    wrong = kvbook.check_step(keeping(NARROW[name], "positions restart"), IDS, cache_dtype=name)
     assert (wrong.verdict, wrong.first_wrong) == ("bug", 1)
     assert "does not explain it" in wrong.cause
 
 
 @pytest.mark.parametrize("mistake", [None, "positions restart", "mask not extended", "window cropped too short"])
 def test_integers_with_scales_are_intended_and_with_a_mistake_a_bug(mistake):
-    found = kvbook.check_step(packed(mistake), IDS, cache_dtype="int8")
+    step = keeping(packed, mistake, read=lambda stored: stored[0] * stored[1])
+    found = kvbook.check_step(step, IDS, cache_dtype="int8")
     assert found.verdict == ("bug" if mistake else outcome.INTENDED)
 
 
-@pytest.mark.parametrize("name", ["fp8", "int4"])
-def test_an_undeclared_state_of_few_bits_looks_like_them_and_no_mistake_does(name):
-    found = kvbook.check_step(keeping(name), IDS)
-    assert found.cause.startswith("looks like storage in")
-    assert f"cache_dtype={name!r}" in found.cause
+def test_an_undeclared_state_of_few_bits_looks_like_them_and_no_mistake_does():
+    for name in ("fp8", "int4"):
+        found = kvbook.check_step(keeping(NARROW[name]), IDS)
+        assert found.cause.startswith("looks like storage in")
+        assert f"cache_dtype={name!r}" in found.cause
     for mistake in ("positions restart", "mask not extended", "cached before rotation", "window cropped too short"):
         assert "looks like" not in kvbook.check_step(GPT(mistake), IDS).cause
 

@@ -10,17 +10,12 @@ from refusing import refusal
 from safetensors.torch import load_file, save_file
 from small_models import SMALL, asked
 
-from kvbook import paths
 from kvbook.diagnosis import check, kept_calls, layerwise, rows
 from kvbook.diagnosis.kept_calls import KeptCalls
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
-from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.blog_past.settings import PastTablesSettings
-from kvreport.chapters.bug_or_rounding import first_bad_layer, symptoms
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
-from kvreport.chapters.layer_drift import by_layer, greedy_paths, mitigations
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.running import catalogue
 
 SHAPE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2}
 WIDE = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -55,10 +50,10 @@ def opened(folder, dtypes=DTYPES):
     return {dtype: streamed.Streamed(where.config, getattr(torch, dtype), source) for dtype in dtypes}
 
 
-def in_memory(folder, dtype):
+def in_memory(folder, dtype, **options):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     in_fp64.experts_one_by_one(model)
-    return list(rows.rows_of(model, dtype, TEXTS, together=4))
+    return list(rows.rows_of(model, dtype, TEXTS, together=4, **options))
 
 
 def layer_by_layer(models, to, done=lambda _part: None):
@@ -86,9 +81,8 @@ def test_a_cache_that_is_switched_off_is_measured_on_and_off_in_one_reading_of_t
     kept = KeptCalls(tmp_path / "kept.safetensors")
     off, on = layerwise.rows_of(models, TEXTS, 0, parts.append, kept, {}, {"use_cache": True})
     assert len(parts) <= len(set(parts)) + 1
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert off["float32"] == list(rows.rows_of(model, "float32", TEXTS, together=4))
-    assert on["float32"] == list(rows.rows_of(model, "float32", TEXTS, together=4, use_cache=True))
+    assert off["float32"] == in_memory(tmp_path, "float32")
+    assert on["float32"] == in_memory(tmp_path, "float32", use_cache=True)
     assert {row["held"] for row in off["float32"]} == {0}
     assert all(row["held"] for row in on["float32"])
 
@@ -197,14 +191,13 @@ def test_the_check_says_the_same_with_and_without_streaming(llama_folder, text_f
 
 
 def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(tmp_path, text_folder, capfd):
-    folder = tmp_path / "mamba"
     torch.manual_seed(0)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(paths.STANDINS / "llama")
+    tokenizer = loading.tokenizer("llama")
     config = transformers.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)
-    loading.from_config(config, torch.float32).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    settings = {"n_samples": 1, "n_tokens": 6, "dtypes": "float32"}
-    whole, parts = (check.check(asked(folder, text_folder, memory=memory, **settings)) for memory in (None, "2GB"))
+    loading.from_config(config, torch.float32).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    given = {"n_samples": 1, "n_tokens": 6, "dtypes": "float32"}
+    whole, parts = (check.check(asked(tmp_path, text_folder, memory=memory, **given)) for memory in (None, "2GB"))
     assert told(whole) == told(parts)
     assert "every call reads all weights (its cache holds " in capfd.readouterr().err
 
@@ -219,8 +212,7 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(llama_folder, text_folde
 
 
 def test_what_a_part_lacks_is_named(made, tmp_path):
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(made / name, tmp_path / name)
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
@@ -246,55 +238,47 @@ def test_settings_without_a_limit_are_those_of_runs_that_were_recorded_before_th
     assert LayerDriftSettings.from_notebook({"memory": "8GB"}).memory == 8e9
 
 
-def test_the_chapter_on_layer_drift_measures_equal_rows_in_little_memory(
-    llama_folder, gpt2_folder, text_folder, in_little_memory
-):
-    given = {"model": str(llama_folder), "reference_model": str(gpt2_folder), "corpus": str(text_folder)}
-    given |= {"n_samples": 2, "n_tokens": 8, "n_new_tokens": 4, "dtypes": "float64,bfloat16"}
-    whole, parts = (LayerDriftSettings.checked(**given, memory=memory) for memory in (None, "0.001MB"))
-    for experiment in (by_layer.EXPERIMENT, greedy_paths.EXPERIMENT, by_layer.LENGTHS):
-        want = experiment.run(whole)
+# Of each chapter the experiments that can be streamed, the families' checkpoints that these are given, and settings.
+CHAPTERS = {
+    "layer drift": (
+        ("layer_drift", "greedy_paths", "layer_drift_lengths"), {"model": ["llama"], "reference_model": ["gpt2"]},
+        {"n_samples": 2, "n_tokens": 8, "n_new_tokens": 4, "dtypes": "float64,bfloat16"},
+    ),
+    # A causal model and a masked one.
+    "bug or rounding": (
+        ("bug_or_rounding", "first_bad_layer"), {"model": ["llama"], "families": ["roberta"]},
+        {"n_samples": 1, "n_tokens": 12, "dtypes": "float64,bfloat16"},
+    ),
+    "the blog post": (
+        ("past_tables",), {"model": ["gpt2"], "families": ["roberta", "mpt", "falcon"]},
+        {"n_samples": 1, "n_tokens": 8, "quantizations": "none"},
+    ),
+}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_measures_equal_rows_in_little_memory(chapter, family_folders, text_folder, in_little_memory):
+    experiments, checkpoints, given = CHAPTERS[chapter]
+    folders = {name: ",".join(str(family_folders[one]) for one in of) for name, of in checkpoints.items()}
+    given = given | folders | {"corpus": str(text_folder)}
+    for experiment in map(catalogue.EXPERIMENTS.get, experiments):
+        want = experiment.run(experiment.settings.checked(**given))
         assert not in_little_memory
-        found = experiment.run(parts)
+        found = experiment.run(experiment.settings.checked(**given, memory="0.001MB"))
         assert found.rows.equals(want.rows)
         assert found.hash != want.hash
         assert in_little_memory, "the control: weights were streamed"
         in_little_memory.clear()
-    assert mitigations.EXPERIMENT.run(parts) is None
 
 
-def test_the_chapter_on_bug_or_rounding_measures_equal_rows_in_little_memory(
-    family_folders, text_folder, in_little_memory
-):
-    # A causal model and a masked one: other architectures are streamed above, and by the chapter on the blog post.
-    families = [str(family_folders["roberta"])]
-    given = {"model": str(family_folders["llama"]), "families": families, "corpus": str(text_folder)}
-    given |= {"n_samples": 1, "n_tokens": 12, "dtypes": "float64,bfloat16"}
-    whole, parts = (BugOrRoundingSettings.checked(**given, memory=memory) for memory in (None, "0.001MB"))
-    for experiment in (symptoms.EXPERIMENT, first_bad_layer.EXPERIMENT):
-        want, found = experiment.run(whole), experiment.run(parts)
-        assert found.rows.equals(want.rows)
-        assert in_little_memory, "the control: weights were streamed"
+def test_with_a_limit_mitigations_are_left_out_and_quantized_weights_are_refused():
+    mitigations, tables = (catalogue.EXPERIMENTS[name] for name in ("mitigations", "past_tables"))
+    assert mitigations.run(mitigations.settings.checked(memory="1GB")) is None
+    assert "quantizations=none" in refusal(tables.run, tables.settings.checked(memory="1GB"))
 
 
 def test_a_chapter_refuses_a_part_that_is_larger_than_its_memory_before_it_begins(llama_folder, text_folder):
     given = {"model": str(llama_folder), "reference_model": str(llama_folder), "corpus": str(text_folder)}
     settings = LayerDriftSettings.checked(**given, n_samples=1, n_tokens=8, memory="0.1MB")
-    said = refusal(by_layer.EXPERIMENT.run, settings)
+    said = refusal(catalogue.EXPERIMENTS["layer_drift"].run, settings)
     assert re.search("the largest part in float32 takes about .* more than memory allows", said)
-
-
-def test_the_chapter_on_the_blog_post_measures_equal_rows_in_little_memory(
-    family_folders, gpt2_folder, text_folder, in_little_memory
-):
-    families = [str(family_folders[name]) for name in ("roberta", "mpt", "falcon")]
-    given = {"model": str(gpt2_folder), "families": families, "corpus": str(text_folder), "n_samples": 1, "n_tokens": 8}
-    whole, parts = (
-        PastTablesSettings.checked(**given, quantizations="none", memory=memory) for memory in (None, "0.001MB")
-    )
-    want = past_tables.EXPERIMENT.run(whole)
-    assert not in_little_memory
-    assert past_tables.EXPERIMENT.run(parts).rows.equals(want.rows)
-    assert in_little_memory, "the control: weights were streamed"
-    quantized = PastTablesSettings.checked(**given, memory="1GB")
-    assert "quantizations=none" in refusal(past_tables.EXPERIMENT.run, quantized)

@@ -18,9 +18,6 @@ SAMPLE = """
 import subprocess, sys
 import pytest
 
-def test_light():
-    pass
-
 def test_starts_a_process_and_does_not_say_so():
     subprocess.run([sys.executable, "-c", ""], check=True)
 
@@ -52,11 +49,11 @@ def test_control_a_process_without_the_mark_is_a_fault_and_what_is_left_out_is_c
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     path = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests"))
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-n", "1", "-m", "not slow"]
-    environment = os.environ | {"PYTHONPATH": path}
+    environment = os.environ | {"PYTHONPATH": path, "KVBOOK_TESTS_SHARED": str(tmp_path)}
     done = subprocess.run([*command, "test_sample.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "this test has started ['python" in done.stdout
-    assert re.search(r"= 2 passed, (\d+ warnings?, )?1 error", done.stdout)
+    assert re.search(r"= 1 passed, (\d+ warnings?, )?1 error", done.stdout)
     assert suite_rules.line({"test_sample": 1}) in done.stdout
 
 

@@ -1,6 +1,5 @@
 """The reports to transformers: each test fails as the class is, and passes with the report's diff."""
 
-import importlib
 import importlib.util
 import subprocess
 import sys

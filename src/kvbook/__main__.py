@@ -10,7 +10,7 @@ import typer.core
 from typer import Argument, Option
 
 from kvbook import __version__, commands, garbage
-from kvbook.commands import Device, Weights
+from kvbook.commands import Device, Weights, flag, text
 from kvbook.errors import UserError
 
 # Entry points of this group are functions that take the app and its group `models`.
@@ -32,10 +32,11 @@ class _Group(typer.core.TyperGroup):
 
 
 # Where the help lists options that only a server's check takes.
-_SERVER = "For the URL of a server, such as http://127.0.0.1:8000/v1"
+_SERVER = {"rich_help_panel": "For the URL of a server, such as http://127.0.0.1:8000/v1"}
 
-Report = Annotated[str | None, Option(help="Also write a page for a browser, with the plot, to this .html file.")]
-JUnit = Annotated[str | None, Option(help="Also write a test case per path to this .xml file.")]
+Json = flag("--json", "Print JSON; its schema is on the page of this command.")
+Report = text("Also write a page for a browser, with the plot, to this .html file.")
+JUnit = text("Also write a test case per path to this .xml file.")
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False)
 models_app = typer.Typer(no_args_is_help=True, help="The models: what there is, and how the stand-ins were made.")
@@ -66,51 +67,33 @@ def check(
     ],
     weights: Weights = "stand-in",
     device: Device = "cpu",
-    dtypes: Annotated[
-        str | None,
-        Option(help="Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"),
-    ] = None,
+    dtypes: text(
+        "Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"
+    ) = None,
     samples: Annotated[int, Option(min=1, help="How many texts.")] = 4,
     tokens: Annotated[int, Option(min=4, help="Tokens of a text, at most.")] = 24,
     corpus: Annotated[str, Option(help="stdlib, english, chat, or a folder of text files.")] = "stdlib",
     seed: Annotated[int, Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
-    thorough: Annotated[
-        bool, Option("--thorough", help="All dtypes; also windows, batch, padding, generate().")
-    ] = False,
-    cache_dtype: Annotated[
-        str | None,
-        Option(help="What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2."),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        Option(help="As 8GB: stream the weights layer by layer, for a model that does not fit.", show_default="all"),
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON; its schema is on the page of this command.")] = False,
-    plot: Annotated[str | None, Option(help="Also draw drift against roundoff into this .png file.")] = None,
+    thorough: flag("--thorough", "All dtypes; also windows, batch, padding, generate().") = False,
+    cache_dtype: text("What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2.") = None,
+    memory: text(
+        "As 8GB: stream the weights layer by layer, for a model that does not fit.", show_default="all"
+    ) = None,
+    as_json: Json = False,
+    plot: text("Also draw drift against roundoff into this .png file.") = None,
     report: Report = None,
     junit: JUnit = None,
-    repro: Annotated[
-        str | None,
-        Option(help="Of a bug, also write the smallest program of plain transformers that shows it to this .py file."),
-    ] = None,
-    prefix: Annotated[str | None, Option(help="Only check the tokenizer boundary after this text.")] = None,
-    rest: Annotated[str | None, Option(help="What follows the prefix.")] = None,
-    served: Annotated[
-        str | None, Option("--model", help="One of the server's models, if it has several.", rich_help_panel=_SERVER)
-    ] = None,
-    control: Annotated[
-        str | None, Option(help="Address of the same server without prefix caching.", rich_help_panel=_SERVER)
-    ] = None,
-    lengths: Annotated[
-        str, Option(help="Tokens of the prefixes.", rich_help_panel=_SERVER)
-    ] = "15,16,17,63,64,65,255,256,257",
-    timeout: Annotated[float, Option(min=1, max=3600, help="Seconds per request.", rich_help_panel=_SERVER)] = 60,
-    answers: Annotated[
-        str | None, Option(help="Also write requests and answers to this .jsonl file.", rich_help_panel=_SERVER)
-    ] = None,
-    remote: Annotated[
-        bool, Option("--remote", help="Allow another machine, if its owner does.", rich_help_panel=_SERVER)
-    ] = False,
+    repro: text(
+        "Of a bug, also write the smallest program of plain transformers that shows it to this .py file."
+    ) = None,
+    prefix: text("Only check the tokenizer boundary after this text.") = None,
+    rest: text("What follows the prefix.") = None,
+    served: text("One of the server's models, if it has several.", "--model", **_SERVER) = None,
+    control: text("Address of the same server without prefix caching.", **_SERVER) = None,
+    lengths: Annotated[str, Option(help="Tokens of the prefixes.", **_SERVER)] = "15,16,17,63,64,65,255,256,257",
+    timeout: Annotated[float, Option(min=1, max=3600, help="Seconds per request.", **_SERVER)] = 60,
+    answers: text("Also write requests and answers to this .jsonl file.", **_SERVER) = None,
+    remote: flag("--remote", "Allow another machine, if its owner does.", **_SERVER) = False,
 ) -> None:
     """Say whether a model's cache is exact, within rounding (exit status 0), or wrong (1); 2 if it could not be told.
 
@@ -190,24 +173,22 @@ def scores(
     control: Annotated[
         list[str] | None, Option(help="B's computation in another shape, without a cache; may be repeated.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON; its schema is on the page of this command.")] = False,
-    plot: Annotated[str | None, Option(help="Also draw both tables into this .png file.")] = None,
+    as_json: Json = False,
+    plot: text("Also draw both tables into this .png file.") = None,
 ) -> None:
     """Say whether log-probabilities of trainer and rollout differ by rounding (0) or by a fault (1); 2 if unknown."""
+    from kvbook.diagnosis import reports
     from kvbook.scores import outcome, tables
 
-    if plot:
-        from kvbook.diagnosis import reports
-
-        reports.checked(plot=plot)
+    files = reports.checked(plot=plot)
     a, *others = tables.read(rollout), *(tables.read(path, "trainer") for path in (trainer, *(control or ())))
     joined = tables.join(a, others[0], others[1:])
     found = outcome.of(joined)
     typer.echo(found.model_dump_json(indent=1) if as_json else str(found))
-    if plot:
+    if files:
         from kvbook.scores.plot import draw
 
-        draw(joined, f"{found.verdict}: {found.why}", Path(plot))
+        draw(joined, f"{found.verdict}: {found.why}", files["plot"])
     raise typer.Exit(found.status)
 
 

@@ -3,12 +3,23 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from kvbook.errors import UserError
+
+
+def text(said: str, *names: str, **more: Any) -> Any:
+    """Make the type of an option that takes a text or is left out."""
+    return Annotated[str | None, Option(*names, help=said, **more)]
+
+
+def flag(name: str, said: str, **more: Any) -> Any:
+    """Make the type of an option that is given or not."""
+    return Annotated[bool, Option(name, help=said, **more)]
+
 
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 Weights = Annotated[str, Option(help="For a family's name: stand-in, hub, package, random or untrained.")]
@@ -54,9 +65,7 @@ def models_cost(
     passes: Annotated[int, Option(min=0, help="How many passes.")] = 1,
     steps: Annotated[int, Option(min=0, help="How many further passes of one token.")] = 0,
     device: Device = "cpu",
-    streamed: Annotated[
-        bool, Option("--streamed", help="The memory of `check --memory` instead, all dtypes at once; of 4 texts.")
-    ] = False,
+    streamed: flag("--streamed", "The memory of `check --memory` instead, all dtypes at once; of 4 texts.") = False,
 ) -> None:
     """Predict memory and minutes of passes on this machine, before they are run."""
     from kvbook.settings import TextSettings
@@ -102,18 +111,15 @@ def records_verify() -> None:
 
 def atlas(
     names: Annotated[list[str] | None, Argument(help="Model types; all causal ones where left out.")] = None,
-    rows: Annotated[str | None, Option(help="Where rows are kept as they come; a killed run goes on there.")] = None,
-    to: Annotated[str | None, Option(help="Also write the table to this .csv or .json file.")] = None,
+    rows: text("Where rows are kept as they come; a killed run goes on there.") = None,
+    to: text("Also write the table to this .csv or .json file.") = None,
     workers: Annotated[int, Option(min=1, help="Processes at a time, of one thread each.")] = 2,
     seconds: Annotated[int, Option(min=1, help="Longest that one architecture may take.")] = 180,
     device: Annotated[str, Option(help="cpu, cuda, cuda:1; has not been run on a GPU yet.")] = "cpu",
-    badges: Annotated[str | None, Option(help="Also write an SVG badge per architecture to this folder.")] = None,
-    paths_only: Annotated[bool, Option("--paths-only", help="Leave row-invariant arithmetic out.")] = False,
-    transformers: Annotated[
-        str | None,
-        Option(help="Another release, as 5.5.4, or a git checkout's path, in an environment of its own."),
-    ] = None,
-    keep: Annotated[bool, Option("--keep", help="With --transformers: keep the environment for another time.")] = False,
+    badges: text("Also write an SVG badge per architecture to this folder.") = None,
+    paths_only: flag("--paths-only", "Leave row-invariant arithmetic out.") = False,
+    transformers: text("Another release, as 5.5.4, or a git checkout's path, in an environment of its own.") = None,
+    keep: flag("--keep", "With --transformers: keep the environment for another time.") = False,
 ) -> None:
     """Build a tiny random model of every causal architecture of the installed transformers; say what its cache does."""
     from kvbook import paths, progress
@@ -157,12 +163,10 @@ def atlas(
 def bisect(
     architecture: Annotated[str, Argument(help="A model type, as mamba2 is.")],
     path: Annotated[str, Option(help="The execution path that is wrong: chunks, left padding, and so on.")] = "chunks",
-    has: Annotated[str | None, Option(help="A release that is known to have the fault.")] = None,
-    releases: Annotated[
-        str | None, Option(help="Releases to look at, with commas; the last of each minor one where left out.")
-    ] = None,
-    checkout: Annotated[str | None, Option(help="A git clone of transformers, whose commits are bisected too.")] = None,
-    keep: Annotated[bool, Option("--keep", help="Keep the environments of the releases.")] = False,
+    has: text("A release that is known to have the fault.") = None,
+    releases: text("Releases to look at, with commas; the last of each minor one where left out.") = None,
+    checkout: text("A git clone of transformers, whose commits are bisected too.") = None,
+    keep: flag("--keep", "Keep the environments of the releases.") = False,
 ) -> None:
     """Find between which releases of transformers, and which commits, a wrong cache came and went."""
     from kvbook import bisection, paths

@@ -84,6 +84,11 @@ class Work:
         self._last = _say_if_due(self._last, lambda seconds: self.line(seconds - self._start))
 
 
+def note(line: str) -> None:
+    """Tell whoever started this process something that is no part of its output."""
+    print(f"kvbook: {line}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def headed(text: str) -> Iterator[None]:
     """Say something now, and in front of every line that says how far, while this is open."""

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_serializer
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_serializer
 
 from kvbook import lengths
 from kvbook.errors import UserError
@@ -72,13 +72,11 @@ Names = Annotated[tuple[str, ...], BeforeValidator(several)]
 DTypes = some(DTypeName)
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, frozen=True, extra="forbid"):
     """What is not changed once it is there, and has no fields but its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
-
-class Settings(Strict):
+class Settings(Strict, protected_namespaces=()):
     """What every experiment takes.
 
     Attributes
@@ -94,8 +92,6 @@ class Settings(Strict):
     seed : int
         Of random weights, of which texts are taken, and of whatever else is drawn.
     """
-
-    model_config = ConfigDict(protected_namespaces=())
 
     model: Text = "llama"
     weights: Weights = "stand-in"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from kvbook.commands import Device
+from kvbook.commands import Device, text
 from kvbook.errors import UserError
 
 
@@ -63,7 +63,7 @@ def train_scratch(
     size: Annotated[str, Option(help="small, or thread, as large as the forum thread's.")] = "small",
     corpus: Annotated[str, Option(help="stdlib, a folder of text files, or one text file.")] = "stdlib",
     device: Device = "cpu",
-    destination: Annotated[str | None, Option(help="Folder of the finished checkpoint.")] = None,
+    destination: text("Folder of the finished checkpoint.") = None,
 ) -> None:
     """Train the model of the chapter "from scratch"; a killed run goes on from its last checkpoint."""
     from kvbook.models import placement
@@ -105,8 +105,8 @@ def run(
 
 def sweep(
     file: Annotated[str, Argument(help="YAML with experiment, model, dtype, length, device and settings.")],
-    scheduler: Annotated[str | None, Option(help="Address of a Dask scheduler that is there.")] = None,
-    slurm: Annotated[str | None, Option(help="YAML with the options of jobs on Slurm.")] = None,
+    scheduler: text("Address of a Dask scheduler that is there.") = None,
+    slurm: text("YAML with the options of jobs on Slurm.") = None,
     workers: Annotated[int | None, Option(min=1, help="Processes on this machine; one a GPU or core.")] = None,
     threads: Annotated[int, Option(min=1, help="CPU threads of each; a run's hash depends on it.")] = 1,
     gpus: Annotated[int, Option(min=1, help="GPUs of each, for models that one does not hold.")] = 1,

@@ -103,15 +103,14 @@ def _by_layer(stated: dict[str, Any], fields: set[str], found: dict[str, Any]) -
     lists = {
         key: list(value) for key, value in stated.items()
         if key in fields and isinstance(value, list | tuple) and depth and len(value) == depth > 1
+        # A list of all layers' numbers tells nothing of any of them.
+        and list(value) != list(range(depth))
     }
-    # A list of all layers' numbers tells nothing of any of them.
-    numbers = {key for key, value in lists.items() if value == list(range(len(value)))}
-    if not lists.keys() - numbers:
+    if not lists:
         return {}
-    kept = kept_layers([value for key, value in lists.items() if key not in numbers])
-    return {key: [value[index] for index in kept] for key, value in lists.items() if key not in numbers} | {
-        key: len(kept) for key in ("num_hidden_layers", "num_layers") if key in found
-    }
+    kept = kept_layers(list(lists.values()))
+    depths = {key: len(kept) for key in ("num_hidden_layers", "num_layers") if key in found}
+    return {key: [value[index] for index in kept] for key, value in lists.items()} | depths
 
 
 def configuration(name: str) -> PretrainedConfig:

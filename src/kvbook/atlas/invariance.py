@@ -45,6 +45,7 @@ def first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any
     """Name the first operation whose result for a token depends on how many come with it, and its kind."""
     row: dict[str, Any] = {}
     for dtype in SWITCHED:
+        said = kind = "none"
         try:
             model = columns.ready(name, dtype, device).model
             try:
@@ -53,11 +54,8 @@ def first_operations(name: str, device: str, ids: torch.Tensor) -> dict[str, Any
                 # MPT makes no mask for a single token, and fails.
                 first = first_operation(model, ids, (2, *_FEWER))
         except Exception as error:
-            row |= {f"first operation, {dtype}": columns.in_one_line(error), f"first kind, {dtype}": "fails"}
-            continue
-        if first is None:
-            said, kind = "none", "none"
-        else:
+            first, said, kind = None, columns.in_one_line(error), "fails"
+        if first is not None:
             place = "" if first.call.layer is None else f"layer {first.call.layer}, "
             said = f"{place}{first.call.operation} ({first.function}, {first.rows} of {ids.shape[1]} tokens)"
             kind = first.call.kind if first.on_equal_inputs else "not comparable row by row"

@@ -4,7 +4,6 @@ It runs the checkpoint as it is, in as many dtypes as the verdict needs, and say
 """
 
 import math
-import sys
 import time
 from collections.abc import Collection
 from contextlib import nullcontext
@@ -26,6 +25,8 @@ from kvbook.measuring import costs, in_fp64
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import decoders, loading, placement, sources
 
+# What an outcome depends on.
+VERSIONS = {"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 # What the verdict needs, in the order of trying: fp32 is quick and shows most bugs by their size; fp64, where there is
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -78,8 +79,7 @@ def check(settings: CheckSettings) -> Outcome:
         parameters=identity["parameters"], device=settings.device, threads=torch.get_num_threads(),
         texts=len(measured.texts), tokens=measured.longest,
         left_out={dtype: refusals.reason(error) for dtype, error in left_out.items()},
-        not_tried=measured.not_tried(left_out), seconds=time.monotonic() - start,
-        versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        not_tried=measured.not_tried(left_out), seconds=time.monotonic() - start, versions=VERSIONS,
         **measured.judged(),
     )
 
@@ -232,8 +232,7 @@ class _Measured:
                 self.config, fit, self.longest * min(len(self.texts), TOGETHER), n_passes=2 * self.n_batches,
                 n_steps=self.n_batches * (self.longest - 2), device=asked.device,
             )
-            said = f"{self.name} in {', '.join(fit)} takes {cost.line()}, loading apart"
-            print(f"kvbook: {said}", file=sys.stderr, flush=True)
+            progress.note(f"{self.name} in {', '.join(fit)} takes {cost.line()}, loading apart")
 
     def judged(self) -> dict[str, Any]:
         """Return the fields of an `Outcome`; a bug on another path decides if it is the only one."""

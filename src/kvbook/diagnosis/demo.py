@@ -6,10 +6,8 @@ from contextlib import nullcontext
 
 import pandas as pd
 import torch
-import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvbook import __version__
 from kvbook.diagnosis import check, faults
 from kvbook.diagnosis.outcome import Outcome
 from kvbook.diagnosis.rows import rows_of
@@ -41,7 +39,6 @@ def _checked(name: str, fault: Callable[[LlamaForCausalLM], faults.Injected]) ->
     return Outcome(
         model=name, weights="random", layers=_SHAPE.num_hidden_layers, parameters=model.num_parameters(), device="cpu",
         threads=torch.get_num_threads(), texts=len(_TEXTS), tokens=len(_TEXTS[0].ids), left_out={},
-        not_tried=["float16", "bfloat16"], seconds=time.monotonic() - start,
-        versions={"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        not_tried=["float16", "bfloat16"], seconds=time.monotonic() - start, versions=check.VERSIONS,
         **check.judged(pd.DataFrame(rows), True, 0, nothing, nothing),
     )

@@ -1,6 +1,5 @@
 """`kvbook check --memory`: the weights are streamed, all dtypes are measured at once, and rows are as without it."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,8 +61,7 @@ class LittleMemory:
                     self.left_out[dtype] = error
         needed = costs.streamed_bytes(config, self.dtypes, n_tokens) if self.dtypes else 0
         if loading.parameter_count(config) > _LARGE:
-            said = f"kvbook: {', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB"
-            print(said, file=sys.stderr, flush=True)
+            progress.note(f"{', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB")
         source = streamed.source_of(sources.resolve(settings.model, settings.weights), settings.seed)
         self._models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in self.dtypes}
         self._files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.all_files()]
@@ -93,7 +91,7 @@ class LittleMemory:
                 self._measured(options)
             except layerwise.NotLayerByLayer as error:
                 self.by_steps = True
-                print(f"kvbook: every call reads all weights ({error}); this takes long", file=sys.stderr, flush=True)
+                progress.note(f"every call reads all weights ({error}); this takes long")
             for each in self._models.values():
                 each.run = each.on_demand
         return None if self.by_steps else self._found[called][dtype]
@@ -115,7 +113,7 @@ class LittleMemory:
             )
         except KeyboardInterrupt:
             if kept.file.is_file():
-                print("kvbook: the same command goes on from here", file=sys.stderr, flush=True)
+                progress.note("the same command goes on from here")
             raise
         self._found |= zip(map(str, called), found, strict=True)
 

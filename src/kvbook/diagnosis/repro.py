@@ -16,11 +16,9 @@ from pprint import pformat
 from typing import Any
 
 import torch
-import transformers
 from transformers import PretrainedConfig
 
-from kvbook import __version__
-from kvbook.diagnosis import feeding, verdict
+from kvbook.diagnosis import check, feeding, verdict
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -70,10 +68,9 @@ def write(asked: CheckSettings, path: str, to: Path) -> str:
 
 def _programs(config: PretrainedConfig, path: str, checkpoint: str, cache: str) -> Iterator[str]:
     said = getattr(config.get_text_config(), "use_cache", None)
-    about = {
-        "model_type": config.model_type, "path": path, "kvbook": __version__, "torch": torch.__version__,
-        "transformers": transformers.__version__, "cache": cache, "use_cache": "" if said is not None else
-        ", use_cache=True", "limit": LARGEST_ROUNDING,
+    about = check.VERSIONS | {
+        "model_type": config.model_type, "path": path, "cache": cache, "limit": LARGEST_ROUNDING,
+        "use_cache": "" if said is not None else ", use_cache=True",
     }
     small = (pformat(_small(config, layers), sort_dicts=True).replace("\n", "\n    ") for layers in _LAYERS)
     random = (_RANDOM.format(model_type=config.model_type, values=values) for values in small)

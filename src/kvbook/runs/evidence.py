@@ -59,9 +59,10 @@ def manifest() -> Manifest:
     return content
 
 
-def folders(chapter: str) -> list[Path]:
-    """List the folders of all runs that a chapter cites."""
-    return [paths.RECORDED_RUNS / folder for cited in manifest().get(chapter, {}).values() for folder in cited]
+def folders(chapter: str, *roles: str) -> list[Path]:
+    """List the folders of the runs that a chapter cites in these roles; of all of them where none is named."""
+    by_role = manifest().get(chapter, {})
+    return [paths.RECORDED_RUNS / folder for role in roles or by_role for folder in by_role.get(role, ())]
 
 
 def cited(chapter: str, role: str, revisions: Mapping[str, int]) -> dict[str, list[records.Run]]:

@@ -1,15 +1,21 @@
 """An experiment: what it is called, what it takes, what its rows depend on, and how they are measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kvbook import fingerprint
 from kvbook.runs import machine, records, threads
+from kvbook.runs.records import Writer
 from kvbook.runs.work import Work, announced
 from kvbook.settings import Settings
 
 Asked = TypeVar("Asked", bound=Settings)
+# What rows depend on besides settings.
+Inputs = dict[str, Any]
+# One measurement, by the names of its columns; and several, as they are made.
+Row = dict[str, Any]
+Rows = Iterator[Row]
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,8 @@ class Experiment(Generic[Asked]):
 
     name: str
     settings: type[Asked]
-    inputs: Callable[[Asked], dict[str, Any] | None]
-    measure: Callable[[Asked, dict[str, Any], records.Writer], None]
+    inputs: Callable[[Asked], Inputs | None]
+    measure: Callable[[Asked, Inputs, Writer], None]
     fields: frozenset[str] | None = None
     timed: bool = False
     own_threads: bool = False
@@ -71,7 +77,7 @@ class Experiment(Generic[Asked]):
         if inputs is None:
             return None
 
-        def measure(writer: records.Writer) -> None:
+        def measure(writer: Writer) -> None:
             with announced(self.work and self.work(settings), settings, inputs.get("models", ())):
                 self.measure(settings, inputs, writer)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, StringConstraints, ValidationError
 
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
@@ -34,10 +34,8 @@ _FILES = ("rows.csv.gz", "run.json")
 _LONGEST = 48
 
 
-class Machine(BaseModel):
+class Machine(BaseModel, extra="allow"):
     """Where the run was made, as `kvbook.runs.machine.describe` says it."""
-
-    model_config = ConfigDict(extra="allow")
 
     device: Words
     device_name: Words
@@ -49,10 +47,8 @@ class Machine(BaseModel):
     kvbook: Words
 
 
-class Model(BaseModel):
+class Model(BaseModel, extra="allow"):
     """A model of the run, as `kvbook.models.loading.identify` says it."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     name: Words
     weights: Words
@@ -73,10 +69,8 @@ class Recorded(Strict):
     about_sha256: Digest
 
 
-class About(BaseModel):
+class About(BaseModel, extra="allow"):
     """``run.json`` of a finished run; what is not named here is a further input of its rows."""
-
-    model_config = ConfigDict(extra="allow")
 
     experiment: Name
     hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]

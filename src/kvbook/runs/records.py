@@ -13,7 +13,6 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -179,7 +178,7 @@ def alone(lock: Path, held_by: str) -> Iterator[None]:
         try:
             held.acquire(blocking=False)
         except Timeout:
-            print(f"kvbook: waiting for another process that {held_by}", file=sys.stderr, flush=True)
+            progress.note(f"waiting for another process that {held_by}")
             held.acquire()
     try:
         yield

@@ -128,14 +128,17 @@ def load(
 
 
 def pending(
-    settings: TextSettings, writer: records.Writer, loaded: loading.Loaded, case: str, n_samples: int,
-    n_tokens: lengths.Length, label: str,
+    settings: TextSettings, writer: records.Writer, loaded: loading.Loaded, case: str, label: str,
+    n_samples: int | None = None, n_tokens: lengths.Length | None = None,
 ) -> Iterator[Text]:
     """Go through the texts of one case that the run does not hold yet, saying how far.
+
+    As many and as long as the settings say, unless it is said here.
 
     One at a time, also where they have one length: texts that share a pass share its products, which then have more
     rows, and the number of rows decides in which order a product adds up.
     """
+    n_samples, n_tokens = n_samples or settings.n_samples, n_tokens or settings.n_tokens
     samples = corpus.samples(settings.corpus, loaded.tokenizer, n_samples, n_tokens, settings.seed)
     for sample in progress.track(samples, n_samples, f"{label}: sample"):
         if (unit := f"{case}|{sample.index}") in writer.done:

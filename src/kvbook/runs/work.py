@@ -1,12 +1,12 @@
 """How much an experiment runs a model, and the line that says so before one on a large trained model starts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from kvbook import progress
-from kvbook.settings import Settings, Weights, memory_of
+from kvbook import lengths, progress
+from kvbook.settings import Settings, TextSettings, Weights, memory_of
 
 if TYPE_CHECKING:
     from kvbook.measuring import costs
@@ -41,6 +41,13 @@ class Work:
     dtypes: tuple[str, ...] = ("float32",)
     in_fp64: float = 0
     copies: int = 1
+
+    @staticmethod
+    def per_text(passes: float, steps: float = 0) -> "Callable[[TextSettings], Work]":
+        """Make the `work` of an experiment that does as much with each of its texts."""
+        return lambda settings: Work(
+            lengths.middle(settings.n_tokens), passes * settings.n_samples, steps * settings.n_samples, settings.dtypes
+        )
 
 
 def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]]) -> "costs.Cost | None":

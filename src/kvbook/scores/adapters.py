@@ -107,15 +107,15 @@ def _openai(record: Any, _side: Side) -> Iterator[Sequence]:
         yield start, *of_choice(choice)
 
 
-def of_choice(choice: Any) -> tuple[list[Any], list[float], list[dict[Any, float]]]:
+def of_choice(choice: Any, name: str = "token") -> tuple[list[Any], list[float], list[dict[Any, float]]]:
     """Read tokens, log-probabilities and the likeliest of an OpenAI-compatible choice, of the newer form or the older.
 
-    What it does not have is empty.
+    What it does not have is empty.  In the newer form `name` is the field that names a token.
     """
     found = _field(choice, "logprobs") or {}
     if content := found.get("content"):
-        top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs") or ()} for place in content]
-        return [place["token"] for place in content], [place["logprob"] for place in content], top
+        top = [{each[name]: each["logprob"] for each in place.get("top_logprobs") or ()} for place in content]
+        return [place[name] for place in content], [place["logprob"] for place in content], top
     top = [dict(place or {}) for place in found.get("top_logprobs") or ()]
     return list(found.get("tokens") or ()), list(found.get("token_logprobs") or ()), top
 

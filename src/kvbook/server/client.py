@@ -67,8 +67,12 @@ class Client:
 
     def ask(self, prompt: str, tokens: int, **more: Any) -> Answer:
         """Have a prompt continued greedily."""
-        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": TOP, **more}
-        return answer_of(self.call("POST", "/completions", body))
+        return answer_of(self.continued(prompt, tokens, logprobs=TOP, **more))
+
+    def continued(self, prompt: str | list[int], tokens: int, **more: Any) -> dict[str, Any]:
+        """Have a text or its tokens' ids continued greedily; return the answer as it is."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
+        return self.call("POST", "/completions", body)
 
     def models(self) -> list[str]:
         """List what the server serves."""

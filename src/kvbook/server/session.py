@@ -25,8 +25,8 @@ BEGINNING = 1
 _TRIES = 3
 FIRST = "only the first request with a new first line"
 # Servers ignore a field that they do not know, except strict ones.
-_FIELDS = {"cache_salt": lambda: uuid.uuid4().hex, "cache_prompt": lambda: False}
-_WAYS = (" and ".join(_FIELDS), *_FIELDS)
+FIELDS = {"cache_salt": lambda: uuid.uuid4().hex, "cache_prompt": lambda: False}
+_WAYS = (" and ".join(FIELDS), *FIELDS)
 
 
 class NotCold(Exception):
@@ -73,7 +73,7 @@ class Session:
     def cold(self, prompt: str, tokens: int = NEW_TOKENS) -> Answer:
         """Ask so that nothing is reused; again where a lost connection has left the prompt in the cache."""
         for _ in range(_TRIES):
-            fields = {name: value() for name, value in _FIELDS.items() if name in self.way}
+            fields = {name: value() for name, value in FIELDS.items() if name in self.way}
             answer = self._ask(self.control or self.client, prompt, tokens, **fields)
             if (answer.cached or 0) <= BEGINNING:
                 return answer

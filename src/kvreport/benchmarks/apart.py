@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -100,14 +100,19 @@ class Clock:
 
 
 @contextmanager
-def of_calls(parts: dict[str, str]) -> Iterator[dict[str, float]]:
-    """Fill a mapping with the seconds of functions while the context is open; they are named as `module:name`."""
+def counted(calls: Iterable[tuple[str, Any, str]]) -> Iterator[dict[str, float]]:
+    """Fill a mapping with the seconds of parts while the context is open; a part's calls have an owner and a name."""
     clock = Clock()
     with ExitStack() as stack:
-        for part, function in parts.items():
-            owner, _, name = function.replace(":", ".").rpartition(".")
-            stack.enter_context(patch(f"{owner}.{name}", clock.part(part)(pkgutil.resolve_name(function))))
+        for part, owner, name in calls:
+            stack.enter_context(patch.object(owner, name, clock.part(part)(getattr(owner, name))))
         yield clock.seconds
+
+
+def of_calls(parts: dict[str, str]) -> AbstractContextManager[dict[str, float]]:
+    """Count the seconds of functions that are named as `module:name`."""
+    named = {part: function.replace(":", ".").rpartition(".") for part, function in parts.items()}
+    return counted((part, pkgutil.resolve_name(owner), name) for part, (owner, _, name) in named.items())
 
 
 def main(written: str, *command: str) -> None:

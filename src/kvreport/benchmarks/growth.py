@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.models import loading
 from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvbook.scores import outcome, tables
 from kvbook.settings import Count, Settings
 from kvreport.benchmarks.growing import EXPERIMENT
@@ -160,7 +160,7 @@ def _in_a_process(number: int, size: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _measure(settings: GrowthSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def _measure(settings: GrowthSettings, _made_of: Inputs, writer: Writer) -> None:
     """Measure every piece at every size; an interrupted run goes on after the last repeat of a piece."""
     for repeat in range(settings.n_repeats):
         for number, piece in enumerate(PIECES):
@@ -168,7 +168,7 @@ def _measure(settings: GrowthSettings, _made_of: dict[str, Any], writer: records
                 writer.append(key, _rows(number, piece, repeat, settings.largest))
 
 
-def _rows(number: int, piece: Piece, repeat: int, largest: int | None) -> Iterator[dict[str, Any]]:
+def _rows(number: int, piece: Piece, repeat: int, largest: int | None) -> Rows:
     sizes = [size for size in piece.sizes if largest is None or size <= largest]
     for size in progress.track(sizes, label=f"{piece.what}, {piece.counts}: size"):
         about = {"what": piece.what, "counts": piece.counts, "size": size, "repeat": repeat}

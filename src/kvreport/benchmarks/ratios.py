@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -29,11 +28,10 @@ from kvbook.diagnosis.settings import CheckSettings
 from kvbook.errors import UserError
 from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvreport.benchmarks import apart, switch
 from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
-from kvreport.benchmarks.turns import BenchSettings, Rows, by_turns, random_model, row, timer
+from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row, timer
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import memory_bandwidth, one_call
@@ -240,12 +238,12 @@ PARTS: dict[str, Callable[[BenchSettings], Rows]] = {
 }
 
 
-def _inputs(settings: BenchSettings) -> dict[str, Any]:
+def _inputs(settings: BenchSettings) -> Inputs:
     models = ((settings.model, settings.weights), (settings.shape, "random"))
     return {"models": [loading.identify(model, weights, settings.seed) for model, weights in models]}
 
 
-def _measure(settings: BenchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def _measure(settings: BenchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Run every part; an interrupted bench goes on after its last finished one."""
     for name, part in PARTS.items():
         if name not in writer.done:

@@ -9,8 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvbook import progress
 from kvbook.measuring import memory, timing
+from kvbook.runs.experiment import Row, Rows
 from kvreport.benchmarks import budget
-from kvreport.benchmarks.turns import BenchSettings, Rows, by_turns, random_model, row
+from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row
 from kvreport.chapters.exact_caches import cost, paths
 from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -59,7 +60,7 @@ def beyond(settings: BenchSettings) -> Rows:
         yield _in_turn(settings, what, lambda arithmetic, turn=turn: turn(arithmetic)["decode_s"])
 
 
-def _in_turn(settings: BenchSettings, what: str, of: Callable[[str], float], stock: str = "stock") -> dict[str, Any]:
+def _in_turn(settings: BenchSettings, what: str, of: Callable[[str], float], stock: str = "stock") -> Row:
     """Let both arithmetics take turns at one piece of work."""
     ours, theirs = (partial(of, arithmetic) for arithmetic in (exact_ways.EXACT, exact_ways.STOCK))
     return by_turns(what, ours, stock, theirs, settings.n_repeats)

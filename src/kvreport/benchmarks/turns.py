@@ -1,7 +1,7 @@
 """What a bench is asked for, and how two pieces of work take turns in it."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +9,9 @@ import torch
 from kvbook import progress
 from kvbook.measuring import timing
 from kvbook.models import loading
+from kvbook.runs.experiment import Row
 from kvbook.settings import DTypeName, Settings, Text, at_least
 
-Rows = Iterator[dict[str, Any]]
 # Does a piece of work, and returns its seconds.
 Timed = Callable[[], float]
 
@@ -49,7 +49,7 @@ class BenchSettings(Settings):
     tests: bool = False
 
 
-def row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float], n: int = 1) -> dict[str, Any]:
+def row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float], n: int = 1) -> Row:
     """Say how many times as long the second takes, turn by turn; seconds are of one of n equal pieces."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     return {
@@ -59,7 +59,7 @@ def row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float],
     }
 
 
-def by_turns(what: str, ours: Timed, against: str, theirs: Timed, repeats: int, n: int = 1) -> dict[str, Any]:
+def by_turns(what: str, ours: Timed, against: str, theirs: Timed, repeats: int, n: int = 1) -> Row:
     """Let two pieces of work take turns; the first round only warms up."""
     rounds = [(ours(), theirs()) for _ in progress.track(range(repeats + 1), label=f"{what}: round")]
     return row(what, against, *zip(*rounds[1:], strict=True), n=n)

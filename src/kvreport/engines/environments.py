@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbook import paths
+from kvbook import paths, progress
 from kvbook.errors import UserError
 from kvreport.engines.listed import ENGINES, Engine
 
@@ -42,7 +42,7 @@ def make_all(names: Sequence[str]) -> list[str]:
             make(name)
         except UserError as error:
             failed.append(name)
-            print(f"kvbook: {error}", file=sys.stderr, flush=True)
+            progress.note(str(error))
     return failed
 
 

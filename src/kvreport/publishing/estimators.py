@@ -38,17 +38,14 @@ def mean(column: str, change: Callable[[Any], Any] = lambda of: of):
 
 
 def geometric_mean(column: str):
-    """Geometric mean over samples, with files resampled, of the values that have a logarithm."""
+    """Geometric mean over samples, or of the ratio of two groups at each; of the values that have a logarithm."""
     fitted = _of_known(column, lambda rows: estimates.log_mean_resampled(rows, column))
-    return lambda rows: fitted(rows[rows[column].between(0, math.inf, inclusive="neither")])
 
-
-def geometric_mean_of_ratios(column: str):
-    """Geometric mean over samples of the ratio of two groups."""
-
-    def estimate(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
-        both = rows.merge(other, on=["source", "sample"], suffixes=("", "_other"))
-        return geometric_mean("ratio")(both.assign(ratio=both[column] / both[f"{column}_other"]))
+    def estimate(rows: pd.DataFrame, other: pd.DataFrame | None = None) -> Estimate | None:
+        if other is not None:
+            both = rows.merge(other, on=["source", "sample"], suffixes=("", "_other"))
+            rows = both.assign(**{column: both[column] / both[f"{column}_other"]})
+        return fitted(rows[rows[column].between(0, math.inf, inclusive="neither")])
 
     return estimate
 
@@ -98,6 +95,11 @@ def computed(column: str, how: str):
 def total(column: str):
     """Sum of a column."""
     return computed(column, "sum")
+
+
+def lacking(column: str):
+    """How many rows there are for which a column does not hold."""
+    return counted(lambda rows: (rows[column] == 0).sum())
 
 
 @dataclass(frozen=True)

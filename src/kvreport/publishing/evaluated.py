@@ -46,9 +46,7 @@ def published(chapter: str) -> Evaluated:
 
 
 def _folders(chapter: str) -> list[Path]:
-    roles = evidence.manifest().get(chapter, {})
-    shown = (evidence.PUBLISHED, *evidence.BESIDE)
-    return [paths.RECORDED_RUNS / name for role in shown for name in roles.get(role, ())]
+    return evidence.folders(chapter, evidence.PUBLISHED, *evidence.BESIDE)
 
 
 def _made_of(chapter: str) -> list[str]:

@@ -68,6 +68,10 @@ class Measure(Quantity):
             name = name.replace(f"{{{column}}}", " or ".join(map(said, values)))
         return dataclasses.replace(self, name=name, keep=(*self.keep, *chosen))
 
+    def alike(self, name: str = "", estimate: Callable[..., Estimate | None] | None = None, **about: Any) -> "Measure":
+        """Give another measure, which differs in nothing but what is told."""
+        return dataclasses.replace(self, name=name or self.name, estimate=estimate or self.estimate, **about)
+
     def __call__(self, found: Found) -> list[Measured]:
         """Estimate it for every group; nothing where the rows are not there."""
         groups = self.groups(found)

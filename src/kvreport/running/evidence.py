@@ -16,14 +16,13 @@ instructions" are made where the environment holds a library back, as ``ONEDNN_M
 import importlib
 import itertools
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from kvbook import paths
+from kvbook import progress
 from kvbook.errors import UserError
 from kvbook.runs import evidence, machine, recording, records
 from kvbook.runs.experiment import Experiment
@@ -66,9 +65,8 @@ class Cell:
         """Name the kinds of processor on which cited runs of these settings were made."""
         asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
         roles = (self.role, *evidence.OTHER_KINDS) if self.role == evidence.PUBLISHED else (self.role,)
-        cited = [name for role in roles for name in evidence.manifest().get(self.chapter, {}).get(role, ())]
-        named = [name for name in cited if name.partition("/")[0] == self.experiment.name]
-        runs = [records.load(paths.RECORDED_RUNS / name) for name in named]
+        cited = evidence.folders(self.chapter, *roles)
+        runs = [records.load(folder) for folder in cited if folder.parent.name == self.experiment.name]
         return {
             run.about["machine"]["processor"] for run in runs
             if run.about.get("revision", 1) == self.experiment.revision and run.about["settings"] == asked
@@ -107,7 +105,7 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
     held_back = bool(processors.LIMIT.search(machine.describe("cpu")["processor"]))
     asked = [cell for cell in cells(timed, only) if (cell.role == evidence.HELD_BACK) == held_back]
     waiting = [cell for cell in asked if not cell.is_recorded()]
-    say(f"{len(asked)} cells, {len(asked) - len(waiting)} of them recorded for this kind of processor")
+    progress.note(f"{len(asked)} cells, {len(asked) - len(waiting)} of them recorded for this kind of processor")
     if not waiting:
         return 0
     if (commit := machine.commit()).endswith("+"):
@@ -125,7 +123,7 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
         # Estimated from finished cells of the same experiments, once there is one of each.
         finished = [took[each.experiment.name] for each in waiting[place:]]
         left = f"; about {sum(map(fmean, finished)) / 60:.0f} min left" if all(finished) else ""
-        say(f"{place + 1} of {len(waiting)}: {cell.label}{left}")
+        progress.note(f"{place + 1} of {len(waiting)}: {cell.label}{left}")
         began = time.monotonic()
         run = cell.experiment.run(cell.settings)
         if run is None:
@@ -134,10 +132,5 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
         folder = recording.record(run.folder)
         evidence.cite(cell.chapter, cell.role, folder)
         took[cell.experiment.name].append(time.monotonic() - began)
-        say(f"  {took[cell.experiment.name][-1]:.0f} s; recorded in {folder}")
+        progress.note(f"  {took[cell.experiment.name][-1]:.0f} s; recorded in {folder}")
     return len(waiting)
-
-
-def say(line: str) -> None:
-    """Print a line where progress is looked for."""
-    print(f"kvbook: {line}", file=sys.stderr, flush=True)

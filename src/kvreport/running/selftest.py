@@ -20,7 +20,7 @@ from kvbook.errors import UserError
 from kvbook.exact import verify
 from kvbook.models import corpus, loading
 from kvbook.runs import privacy, records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Writer
 from kvbook.settings import Settings
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.static_cache import measures as static_cache
@@ -36,10 +36,8 @@ SHAPES = {"small": ("llama", "stand-in"), "full size": ("smollm2", "random")}
 # Apple's GPUs have no fp64, and the verdict does without it.
 DTYPES = ("float32", "float16", "bfloat16")
 
-Rows = Iterator[dict[str, Any]]
 
-
-def _row(what: str, value: float | str, dtype: str = "", published: float | None = None) -> dict[str, Any]:
+def _row(what: str, value: float | str, dtype: str = "", published: float | None = None) -> Row:
     return {"what": what, "dtype": dtype, "value": value, "published": published}
 
 
@@ -72,7 +70,7 @@ def drift(settings: Settings, *shape: str) -> Rows:
 def tells_bugs(settings: Settings, *shape: str) -> Rows:
     """Judge the clean model, and the same with an injected bug, which must be found."""
     cases = {"clean model": lambda _model: nullcontext(), "positions from 0 on a cache": faults.offset_forgotten}
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    rows: dict[str, list[Row]] = {name: [] for name in cases}
     for dtype, model, texts in _in_each_dtype(settings.device, *shape):
         for name, fault in cases.items():
             with fault(model):
@@ -110,11 +108,11 @@ PARTS: dict[str, Callable[..., Rows]] = {
 }
 
 
-def _inputs(settings: Settings) -> dict[str, Any]:
+def _inputs(settings: Settings) -> Inputs:
     return {"models": [loading.identify(model, weights, settings.seed) for model, weights in SHAPES.values()]}
 
 
-def _measure(settings: Settings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def _measure(settings: Settings, _made_of: Inputs, writer: Writer) -> None:
     """Run every part at every shape; an interrupted selftest goes on after its last finished part."""
     parts = [(f"{name}, {shape}", part, asked) for shape, asked in SHAPES.items() for name, part in PARTS.items()]
     for unit, part, shape in parts:
@@ -125,7 +123,7 @@ def _measure(settings: Settings, _made_of: dict[str, Any], writer: records.Write
 EXPERIMENT = Experiment("selftest", Settings, _inputs, _measure, fields=frozenset({"device", "seed"}))
 
 
-def _tried(unit: str, part: Callable[..., Rows], *arguments: Any) -> list[dict[str, Any]]:
+def _tried(unit: str, part: Callable[..., Rows], *arguments: Any) -> list[Row]:
     about = {"part": unit, "status": "ok", "why": ""}
     try:
         return [about | row for row in part(*arguments)]

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 
-from kvbook import paths
 from kvbook.runs import evidence
 from kvreport.publishing import processors
 from kvreport.running.planning import Chapter, run_of
@@ -27,9 +26,9 @@ def markdown(chapters: Iterable[Chapter]) -> str:
 def recorded_processors() -> str:
     """Write the table of processors whose runs the book cites: what the runs recorded, and what is from notes."""
     machines: dict[str, list[dict]] = {}
-    cited = (folder for roles in evidence.manifest().values() for folders in roles.values() for folder in folders)
+    cited = (folder for chapter in evidence.manifest() for folder in evidence.folders(chapter))
     for folder in dict.fromkeys(cited):
-        if machine := json.loads((paths.RECORDED_RUNS / folder / "run.json").read_text("utf-8")).get("machine"):
+        if machine := json.loads((folder / "run.json").read_text("utf-8")).get("machine"):
             machines.setdefault(machine["processor"], []).append(machine)
     if not machines:
         return "No run is cited."

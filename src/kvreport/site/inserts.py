@@ -8,8 +8,7 @@ from sphinx.application import Sphinx
 
 from kvbook import paths
 from kvbook.errors import UserError
-from kvreport.publishing import captions, citation, evaluated
-from kvreport.publishing import checkout as origin
+from kvreport.publishing import captions, checkout, citation, evaluated
 from kvreport.publishing.measures import ROLE
 from kvreport.running.planning import Chapter
 from kvreport.site import changes, environment, first_screen, gallery, history, ledger, running, sentences, speed
@@ -48,7 +47,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "speed": speed.speed,
     "targets": speed.targets,
     "growth": speed.growth,
-    "how to cite": lambda: f"```none\n{citation.of_book(origin.of(paths.ROOT))}```",
+    "how to cite": lambda: f"```none\n{citation.of_book(checkout.of(paths.ROOT))}```",
 }
 
 

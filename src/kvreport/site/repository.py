@@ -12,13 +12,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from kvreport.publishing import checkout as origin
+from kvreport.publishing import checkout
 
 # Colab opens notebooks of public GitHub repositories.
 COLAB = "https://colab.research.google.com"
 
 
-def issue_address(book: origin.Origin, page: str) -> str | None:
+def issue_address(book: checkout.Origin, page: str) -> str | None:
     """Give the address of a new issue with page and version filled in; None where the repository is not known."""
     if book.repository is None:
         return None
@@ -41,7 +41,7 @@ def ask_for_an_issue(
 
 def tell_the_theme(app: Sphinx, config: Config) -> None:
     """Hand the theme authors and address, before it looks at its options."""
-    book = app.kvbook_origin = origin.of(Path(app.srcdir))
+    book = app.kvbook_origin = checkout.of(Path(app.srcdir))
     config.author = ", ".join(book.names)
     config.copyright = str(book.year)
     options = config.html_theme_options

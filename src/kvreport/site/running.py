@@ -8,7 +8,7 @@ from kvbook import paths as places
 from kvbook.diagnosis import execution_paths
 from kvbook.models import registry
 from kvbook.settings import read_yaml
-from kvreport.publishing import checkout as origin
+from kvreport.publishing import checkout
 from kvreport.running import planning
 from kvreport.site.overlay import csv_table
 
@@ -110,7 +110,7 @@ _CHECKOUT = "."
 
 
 def _source() -> str:
-    address = origin.of(places.ROOT).repository
+    address = checkout.of(places.ROOT).repository
     return f"'kvbook @ git+{address}'" if address else _CHECKOUT
 
 
@@ -131,7 +131,7 @@ def install() -> str:
 
 def colab() -> str:
     """Write how to run a chapter on Colab or Kaggle, as far as it is known where the book comes from."""
-    book = origin.of(places.ROOT)
+    book = checkout.of(places.ROOT)
     address = book.repository or "ADDRESS-OF-THIS-REPOSITORY"
     known = (
         "Every chapter's page has a button with a rocket that opens its notebook there."

@@ -1,12 +1,11 @@
 """What the rows of the chapter on the atlas say: its measures, then the sentences that they decide."""
 
-from dataclasses import replace
 
 import pandas as pd
 
 from kvbook.atlas import names, table
 from kvbook.atlas.names import CHUNKED, PADDED, STATIC, WHOLE
-from kvreport.publishing.estimators import counted, part, total
+from kvreport.publishing.estimators import counted, lacking, part, total
 from kvreport.publishing.measures import Measure, always, here, noted
 from kvreport.publishing.rules import HALF, NONE, Bound
 
@@ -21,25 +20,22 @@ VERSION = noted("atlas", "machine", "transformers")
 TORCH = noted("atlas", "machine", "torch", write=lambda version: version.partition("+")[0])
 LISTED = Measure("architectures", form="{:.0f}", rows="architectures", estimate=counted(len))
 RAN, JUDGED, SOUND, WRONG, RAISING, TRIED, EXACT, REFUSED, UNDECLARED = (
-    replace(LISTED, estimate=total(column))
+    LISTED.alike(estimate=total(column))
     for column in ("ran", "judged", "sound", "bug", "raises", "tried", "exact", "refused", "undeclared")
 )
-NOT_RUN = replace(LISTED, estimate=counted(lambda rows: (~rows["ran"]).sum()))
+NOT_RUN = LISTED.alike(estimate=lacking("ran"))
 UNDECLARED_ONLY = UNDECLARED.where(elsewhere=False)
-REFUSED_NAMES = replace(LISTED, by=("architecture",)).where(refused=True)
+REFUSED_NAMES = LISTED.alike(by=("architecture",)).where(refused=True)
 WRONG_IN_CHUNKS, WRONG_STATIC = (
-    replace(LISTED, rows="paths", estimate=total("wrong")).where(path=path) for path in (CHUNKED, STATIC)
+    LISTED.alike(rows="paths", estimate=total("wrong")).where(path=path) for path in (CHUNKED, STATIC)
 )
-OTHERS_WRONG = replace(
-    LISTED, name="paths on which Mamba 2, RWKV or xLSTM is wrong", rows="paths", census="all paths that were tried",
-    estimate=total("wrong"),
+OTHERS_WRONG = LISTED.alike(
+    "paths on which Mamba 2, RWKV or xLSTM is wrong", total("wrong"), rows="paths", census="all paths that were tried"
 ).where(architecture=("mamba2", "rwkv", "xlstm"))
-STATIC_RAISING = replace(WRONG_STATIC, estimate=total("error"))
-PADDING_CHANGES = replace(LISTED, rows="paths", estimate=total("padding")).where(path=PADDED)
+STATIC_RAISING = WRONG_STATIC.alike(estimate=total("error"))
+PADDING_CHANGES = LISTED.alike(rows="paths", estimate=total("padding")).where(path=PADDED)
 LENGTH, WINDOW = (
-    Measure(
-        f"tokens of a {what}", form="{:.0f}", rows="architectures", estimate=counted(lambda _, length=length: length)
-    )
+    LISTED.alike(f"tokens of a {what}", counted(lambda _, length=length: length))
     for what, length in (("text", names.LENGTH), ("window", names.WINDOW))
 )
 
@@ -51,23 +47,18 @@ _SOUND_SHARE = Measure(
 _EXACT_SHARE = Measure(
     f"{_SHARE} were tried in row-invariant mode and are bitwise exact", rows="architectures", estimate=part("exact")
 ).where(tried=True, enough=True)
-DIFFERENT = Measure(
-    "architectures that differ under row-invariant mode", form="{:.0f}", census="all architectures that were tried",
-    rows="architectures", estimate=total("different"),
+DIFFERENT = LISTED.alike(
+    "architectures that differ under row-invariant mode", total("different"), census="all architectures that were tried"
 )
-LEAD_OF_CHUNKS = Measure(
-    "architectures wrong in chunks, with either cache, minus those of any other path", form="{:.0f}", rows="paths",
-    estimate=counted(_lead_of_chunks),
+LEAD_OF_CHUNKS = LISTED.alike(
+    "architectures wrong in chunks, with either cache, minus those of any other path", counted(_lead_of_chunks),
+    rows="paths",
 ).where(enough=True)
 FED_TWICE = Measure(
     f"{_SHARE} take such a cache and are fed the prompt twice", rows="paths", estimate=part("twice")
 ).where(path=WHOLE, outcome=(table.FED_TWICE, *table.JUDGED), enough=True)
-CROPPABLE = replace(
-    FED_TWICE, name=f"{_SHARE} are fed a prompt twice and can be cropped", estimate=part("croppable")
-).where(twice=True)
-RECURRENT = replace(
-    CROPPABLE, name="architectures that hold a recurrent state", form="{:.0f}", estimate=total("recurrent")
-)
+CROPPABLE = FED_TWICE.alike(f"{_SHARE} are fed a prompt twice and can be cropped", part("croppable")).where(twice=True)
+RECURRENT = CROPPABLE.alike("architectures that hold a recurrent state", total("recurrent"), form="{:.0f}")
 LINEAR_FIRST = Measure(
     f"{_SHARE} were searched in {{dtype}} and begin with a linear layer", rows="first operations",
     estimate=part("linear"),
@@ -75,9 +66,8 @@ LINEAR_FIRST = Measure(
 ATTENTION_FIRST = Measure(
     f"{_SHARE} were searched in {{dtype}} and begin with attention", rows="first operations", estimate=part("attention")
 ).where(dtype="bfloat16", enough=True)
-DIFFERING = Measure(
-    "architectures whose verdict another processor's rows change", form="{:.0f}", rows="against the book",
-    estimate=total("differs"),
+DIFFERING = LISTED.alike(
+    "architectures whose verdict another processor's rows change", total("differs"), rows="against the book"
 ).where(enough=True)
 
 _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")

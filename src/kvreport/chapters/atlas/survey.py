@@ -1,14 +1,12 @@
 """The survey of architectures: rows, one an architecture, see ``data/README.md``."""
 
 import json
-from typing import Any
 
 from kvbook import progress
 from kvbook.atlas import configurations, invariance, running
 from kvbook.atlas.names import PATHS, STATIC, SWITCHED, WHOLE
 from kvbook.models import placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.atlas.settings import AtlasSettings
 
 _WORKERS = 2
@@ -29,13 +27,13 @@ def names(settings: AtlasSettings) -> list[str]:
     return configurations.names() if everything else configurations.known(settings.architectures)
 
 
-def inputs(settings: AtlasSettings) -> dict[str, Any]:
+def inputs(settings: AtlasSettings) -> Inputs:
     """Name the architectures, and refuse a device or an architecture that is not there; no model is read."""
     placement.device_of(settings.device)
     return {"models": [], "listed": names(settings)}
 
 
-def measure(settings: AtlasSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: AtlasSettings, made_of: Inputs, writer: Writer) -> None:
     """Measure each architecture in a process of its own."""
     waiting = [name for name in made_of["listed"] if name not in writer.done]
     rows = running.measured(waiting, _WORKERS, device=settings.device)

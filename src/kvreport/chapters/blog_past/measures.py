@@ -1,6 +1,5 @@
 """Measures of the chapter on the blog post, then the sentences and the claims that they decide."""
 
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -25,8 +24,8 @@ DIFFERENCE = Measure(
     "difference of the last token's logits, root mean square in unit roundoffs of the dtype, or of fp16 if quantized",
     "file", "model", "{:,.3g}", rows="texts", by=("model",), estimate=mean("roundoffs"),
 )
-BY_PRECISION = replace(DIFFERENCE, series="quantization", by=("precision",))
-BY_DEPTH = replace(DIFFERENCE, series="depth", by=("depth",)).where(variant=named.HANDED)
+BY_PRECISION = DIFFERENCE.alike(series="quantization", by=("precision",))
+BY_DEPTH = DIFFERENCE.alike(series="depth", by=("depth",)).where(variant=named.HANDED)
 NOT_ALONE = Measure(
     "texts in which the logits differ from those of the last token alone", "", "family", "{:.0f}", rows="texts",
     by=("family",), estimate=total("not_alone"),
@@ -40,9 +39,7 @@ SPREAD = Measure(
     "difference of the last token's logits over their standard deviation", "file", "variant", "{:.2g}", rows="texts",
     by=("model", "family", "quantization", "variant", "layers"), estimate=mean("relative_spread"),
 )
-FLIPS = replace(
-    SPREAD, name="share of texts whose most probable next token changes", estimate=share("top1_flip"), form="{:.0%}"
-)
+FLIPS = SPREAD.alike("share of texts whose most probable next token changes", share("top1_flip"), form="{:.0%}")
 
 # Facts for the prose.
 MODEL = noted("past_tables", "models", 0, "name")
@@ -61,9 +58,7 @@ NO_TEXT = Bound(0, "arithmetic", "in no text")
 
 _PLAIN = DIFFERENCE.where(quantization="none")
 _QUANTIZED = DIFFERENCE.where(variant=named.NATIVE)
-_EIGHT_BITS = replace(SPREAD, series="model", by=("model",)).where(
-    variant=named.NATIVE, quantization="8bit", trained=True
-)
+_EIGHT_BITS = SPREAD.alike(series="model", by=("model",)).where(variant=named.NATIVE, quantization="8bit", trained=True)
 STATEMENTS = {
     "with-a-past-it-is-rounding": always(
         _PLAIN.where(variant=(named.NATIVE, named.DECODER)), "below", ROUNDING, headline=True
@@ -83,23 +78,23 @@ STATEMENTS = {
     "deeper-layers-lose": always(BY_DEPTH.where(deep=True), "above", ROUNDING),
 }
 
-GPT2 = replace(DIFFERENCE, series="", by=()).where(family="gpt2", variant=named.NATIVE, quantization="none")
+GPT2 = DIFFERENCE.alike(series="", by=()).where(family="gpt2", variant=named.NATIVE, quantization="none")
 RELATIVE = Measure(
     "difference of a quantized model's logits over the logits, root mean squares", "file", "model and precision",
     "{:.2g}", rows="texts", by=("model", "precision"), estimate=mean("relative_rms"),
 ).where(variant=named.NATIVE, quantization=("8bit", "4bit"))
-OFF = replace(
-    NOT_ALONE, name="texts in which MPT with use_cache off differs from the last token alone", series="", by=()
+OFF = NOT_ALONE.alike(
+    "texts in which MPT with use_cache off differs from the last token alone", series="", by=()
 ).where(variant=named.CACHE_OFF)
 
 
 def _said_of(what: str, measure: Measure) -> Measure:
     """Say in a rule which of two quantities this is."""
-    return replace(measure, name=f"{what}, {measure.name}")
+    return measure.alike(f"{what}, {measure.name}")
 
 
 HANDED_DEEP = _said_of("with a past handed over, several layers deep", BY_DEPTH.where(deep=True))
-CAUSAL = _said_of("made causal", replace(DIFFERENCE, series="", by=()).where(variant=named.DECODER))
+CAUSAL = _said_of("made causal", DIFFERENCE.alike(series="", by=()).where(variant=named.DECODER))
 ON = _said_of("with use_cache on", BY_PRECISION.where(family="mpt", variant=named.NATIVE))
 TODAY = _said_of("Falcon as it is today", BY_PRECISION.where(family="falcon", variant=named.NATIVE))
 MASK = _said_of("with the mask of mid-2023", BY_PRECISION.where(variant=named.UPPER_LEFT))

@@ -20,7 +20,7 @@ Rows, one a (model, quantization, variant, layers, sample): see ``data/README.md
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -33,8 +33,8 @@ from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
 from kvbook.models import corpus, lowbit, registry
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.settings import PastTablesSettings
@@ -130,7 +130,7 @@ def described(values: torch.Tensor) -> list[float]:
     return [float(wide.mean()), float(wide.std(ddof=1)), *np.quantile(wide, (0, 0.25, 0.5, 0.75, 1)).tolist()]
 
 
-def compare(full: torch.Tensor, split: torch.Tensor, alone: torch.Tensor) -> dict[str, Any]:
+def compare(full: torch.Tensor, split: torch.Tensor, alone: torch.Tensor) -> Row:
     """Measure a split call's logits against the full pass and against the last token alone."""
     drift, decision = agreement.drift(full, split), agreement.decision(full, split)
     difference = (full.double() - split.double()).abs()
@@ -161,7 +161,7 @@ def weights_for(settings: Settings, name: str) -> str:
     return wanted if ships or wanted != "stand-in" else "untrained"
 
 
-def inputs(settings: PastTablesSettings) -> dict[str, Any]:
+def inputs(settings: PastTablesSettings) -> Inputs:
     """Name models, quantizations and texts, and refuse what cannot be run."""
     for quantization in settings.quantizations:
         lowbit.check(quantization)
@@ -191,7 +191,7 @@ def _without_past(tokens: torch.Tensor, model: PreTrainedModel) -> list[torch.Te
     return [model(part).logits[0, -1].cpu() for part in (tokens, tokens[:, -1:])]
 
 
-def measure(settings: PastTablesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: PastTablesSettings, made_of: Inputs, writer: Writer) -> None:
     """Compare every model, quantization and variant on the posted text and on samples of the corpus."""
     units = {
         f"{model['asked_for']}|{quantization}": (model, quantization)

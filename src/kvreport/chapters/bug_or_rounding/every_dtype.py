@@ -1,7 +1,7 @@
 """What the experiments on bug or rounding share: every model in every dtype on the same texts, a unit for each."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
-from kvbook.runs import records, samples
+from kvbook.runs import samples
+from kvbook.runs.experiment import Rows, Writer
 from kvreport.chapters.blog_past.past_tables import weights_for
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 
 # Makes the rows of one model in one dtype; the texts are the same in all dtypes.
-RowsOf = Callable[[loading.Loaded, list[corpus.Sample]], Iterator[dict[str, Any]]]
+RowsOf = Callable[[loading.Loaded, list[corpus.Sample]], Rows]
 
 
 def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def written(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
         return model(ids[:, :-1], use_cache=True).past_key_values
 
 
-def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: records.Writer) -> None:
+def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: Writer) -> None:
     """Measure every model in every dtype."""
     texts = {name: _texts(settings, name) for name in names}
     units = {f"{name}|{dtype}": (name, dtype) for name in texts for dtype in settings.dtypes}

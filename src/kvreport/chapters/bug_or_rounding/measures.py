@@ -1,6 +1,5 @@
 """What the rows of the chapter on bug or rounding say: its measures, then the sentences that they decide."""
 
-from dataclasses import replace
 
 import pandas as pd
 
@@ -35,33 +34,31 @@ BEYOND = Measure(
     "share of texts whose drift in fp64 is more than rounding can be", "file", "model", "{:.0%}", rows="injected",
     by=("model",), estimate=share("beyond"),
 ).where(dtype="float64")
-EVERY_BUG = replace(
-    BEYOND, name="share of texts on which every injected bug drifts in fp64 by more than rounding can",
-    estimate=lambda drifts: share("beyond")(drifts.groupby(["source", "sample"], as_index=False)["beyond"].all()),
+EVERY_BUG = BEYOND.alike(
+    "share of texts on which every injected bug drifts in fp64 by more than rounding can",
+    lambda drifts: share("beyond")(drifts.groupby(["source", "sample"], as_index=False)["beyond"].all()),
 ).where(injected=True)
-HIDDEN = replace(
-    BEYOND, name="share of texts with bitwise identical logits in plain fp64", series="", by=(),
-    estimate=share("identical"),
+HIDDEN = BEYOND.alike(
+    "share of texts with bitwise identical logits in plain fp64", share("identical"), series="", by=()
 ).where(symptom=NARROW_INSIDE, first=True)
-PLAIN = replace(
-    BEYOND, name="largest drift of a clean model in plain fp64, over the smallest of an injected bug", unit="",
-    form="{:.2g}", estimate=_clean_over_bugs,
+PLAIN = BEYOND.alike(
+    "largest drift of a clean model in plain fp64, over the smallest of an injected bug", _clean_over_bugs, unit="",
+    form="{:.2g}",
 )
-OF_DOCUMENTS = replace(
-    BEYOND, series="symptom", rows="documents", by=("symptom",),
+OF_DOCUMENTS = BEYOND.alike(
+    series="symptom", rows="documents", by=("symptom",),
     estimate=lambda drifts: (share if drifts["sampled"].all() else part)("beyond")(drifts),
 )
-LARGEST = replace(
-    OF_DOCUMENTS, name="largest drift of any text in fp64, in roundoffs", unit="", form="{:,.3g}",
-    estimate=computed("roundoffs", "max"),
+LARGEST = OF_DOCUMENTS.alike(
+    "largest drift of any text in fp64, in roundoffs", computed("roundoffs", "max"), unit="", form="{:,.3g}"
 )
 SLOPE = Measure(
     "slope of log drift on log unit roundoff", "file", "model and symptom", rows="injected", by=("model", "symptom"),
     estimate=_steepest,
 )
-CLEAN_SLOPE = replace(SLOPE, series="model", by=("model",)).where(symptom=CLEAN)
-LARGEST_SLOPE = replace(
-    SLOPE, name=f"largest {SLOPE.name}, of any injected bug", series="model", by=("model",)
+CLEAN_SLOPE = SLOPE.alike(series="model", by=("model",)).where(symptom=CLEAN)
+LARGEST_SLOPE = SLOPE.alike(
+    f"largest {SLOPE.name}, of any injected bug", series="model", by=("model",)
 ).where(injected=True)
 AS_CLEAN = Measure(
     "share of texts that drift exactly as in the clean model", "file", "model and dtype", "{:.0%}", rows="injected",
@@ -91,8 +88,8 @@ INJECTED = Measure("bugs", form="{:.0f}", rows="injected", estimate=distinct("sy
 PLANTED_IN = Measure("layer", form="{:.0f}", rows="first_bad_layer", estimate=computed("planted_in", "max"))
 SYMPTOMS = Measure("symptoms", form="{:.0f}", rows="counted", estimate=counted(len))
 REPORTED, REMOVED = (SYMPTOMS.where(whose=whose) for whose in (rows.REPORTED, rows.REMOVED))
-REPORTED_ROUNDING, INFERRED = (replace(REPORTED, estimate=total(column)) for column in ("sound", "inferred"))
-BUGS = replace(SYMPTOMS, estimate=total("bug"))
+REPORTED_ROUNDING, INFERRED = (REPORTED.alike(estimate=total(column)) for column in ("sound", "inferred"))
+BUGS = SYMPTOMS.alike(estimate=total("bug"))
 REPORTED_BUGS, FOUND_BUGS = (BUGS.where(whose=whose) for whose in (rows.REPORTED, rows.FOUND))
 BUGS_FED, BUGS_PAST_BLOCK, BUGS_IN_MODEL = (REPORTED_BUGS.where(lies=where) for where in rows.LIES)
 CLEAN_MOST = Measure(

@@ -4,21 +4,17 @@ Rows, one a (model, dtype, document, symptom, text): see ``data/README.md``.
 """
 
 import copy
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import lengths
 from kvbook.diagnosis import faults, probe
 from kvbook.measuring import caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.bug_or_rounding import every_dtype, rows
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
@@ -29,8 +25,6 @@ from kvreport.chapters.from_scratch.rows import LAST_ONLY, POSTED, REPLY, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
-
-Row = dict[str, Any]
 
 # Blocks of characters after which the thread's caches are compared.
 _BLOCKS = 2
@@ -55,7 +49,7 @@ def _drift(reference: torch.Tensor, other: torch.Tensor) -> float:
     return probe.relative(reference, other, centred=True).item()
 
 
-def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]) -> Iterator[Row]:
+def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]) -> Rows:
     """Inject every bug that applies to a model, and none."""
     names = [rows.CLEAN, *(name for name, fault in faults.FAULTS.items() if fault.applies(model.config)), faults.SEAM]
     for text in texts:
@@ -90,9 +84,7 @@ def _on_top(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Te
     return model(ids, past_key_values=cache, use_cache=True).logits[0, -1]
 
 
-def of_any_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]
-) -> Iterator[Row]:
+def of_any_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[corpus.Sample]) -> Rows:
     """Repeat the symptoms that need no particular family: the issue's, the thread's on reuse, the notebook's."""
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
@@ -136,7 +128,7 @@ def _keys_drift(model: PreTrainedModel, ids: torch.Tensor, whole: Cache) -> floa
     return probe.relative(first, second).item()
 
 
-def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Iterator[Row]:
+def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Rows:
     """Repeat the blog post's call on one of its families, as it was in mid-2023 and as it is."""
     for way in past_tables.variants(model, shallower=False):
         if symptom := rows.BLOG_NAMES.get((model.config.model_type, way.name)):
@@ -146,7 +138,7 @@ def of_the_post(model: PreTrainedModel, texts: list[corpus.Sample]) -> Iterator[
                 yield _row(rows.BLOG, symptom, text.source, text.index, ids.shape[1], drift)
 
 
-def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Iterator[Row]:
+def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Rows:
     """Repeat the symptoms of the thread about a model from scratch, on that chapter's model."""
     loaded = scratch_subject.load(settings, dtype)
     model, block = loaded.model, loaded.model.shape.block
@@ -178,17 +170,17 @@ def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
     )
 
 
-def inputs(settings: BugOrRoundingSettings) -> dict[str, Any]:
+def inputs(settings: BugOrRoundingSettings) -> Inputs:
     """Name the models, the one from scratch last, and the corpus, and refuse what cannot be run."""
     models = every_dtype.identities(settings, (settings.model, *settings.families))
     scratch = scratch_subject.identity(_of_scratch(settings))
     return {"models": [*models, scratch], "corpus": corpus.describe(settings.corpus)}
 
 
-def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: BugOrRoundingSettings, made_of: Inputs, writer: Writer) -> None:
     """Inject bugs into every model, and repeat the symptoms on those that they need."""
 
-    def rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Iterator[Row]:
+    def rows_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Rows:
         model = loaded.model
         if not loading.is_masked(model.config):
             yield from injected(model, loaded.tokenizer, texts)
@@ -204,10 +196,5 @@ def measure(settings: BugOrRoundingSettings, made_of: dict[str, Any], writer: re
                 writer.append(unit, list(of_the_scratch_model(_of_scratch(settings), dtype)))
 
 
-def work(settings: BugOrRoundingSettings) -> Work:
-    """Count the passes of each model in each dtype."""
-    # The full pass, that which fills the cache, and the faults that change one; half are the documents' own symptoms.
-    return Work(lengths.middle(settings.n_tokens), 20 * settings.n_samples, dtypes=settings.dtypes)
-
-
-EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure, work=work)
+# The full pass, that which fills the cache, and the faults that change one; half are the documents' own symptoms.
+EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure, work=Work.per_text(passes=20))

@@ -7,16 +7,13 @@ far the predictions are apart when each follows its own tokens, beside how far t
 Rows, one a (model, dtype, sample, offset): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 import torch
 
 from kvbook import fingerprint
 from kvbook.measuring import predictions
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import first_divergence, variants, writing
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
@@ -33,7 +30,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     return cached[[*keys, "source", "steps", "token"]].merge(uncached, on=keys)
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any] | None:
+def inputs(settings: DoesItMatterSettings) -> Inputs | None:
     """Name the pairs of texts beside model and corpus; None where no path has left the baseline's."""
     parted = pairs(first_divergence.EXPERIMENT.run(settings).rows)
     if parted.empty:
@@ -41,7 +38,7 @@ def inputs(settings: DoesItMatterSettings) -> dict[str, Any] | None:
     return first_divergence.inputs(settings) | {"pairs": fingerprint.of_values(parted.to_dict("records"))}
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Compare the continuations of every pair."""
     parted = pairs(first_divergence.EXPERIMENT.run(settings).rows)
     samples = variants.texts(settings, settings.n_samples, first_divergence.prompt_length(settings))
@@ -61,7 +58,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 def follow(
     subject: variants.Subject, prompt: torch.Tensor, path: list[int], steps: int, token: int,
     choose: writing.Chooser,
-) -> Iterator[dict[str, Any]]:
+) -> Rows:
     """Compare a path with the one that takes another token at a step."""
     model, length = subject.baseline.model, prompt.shape[1]
     last = min(len(path), steps + BEHIND)

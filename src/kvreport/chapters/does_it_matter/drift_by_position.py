@@ -6,23 +6,19 @@ token that was chosen otherwise.
 Rows, one a (model, dtype, way, sample, bin of positions): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from kvbook.measuring import predictions
 from kvbook.models import corpus, loading
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
-from kvreport.chapters.does_it_matter.rows import LONG_AT_ONCE
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Bins of positions from the first token to the last.
 BINS = 16
-CHUNKS = variants.Variant(named.LONG_CHUNKS, variants.on_a_cache(variants.dynamic, LONG_AT_ONCE))
+CHUNKS = variants.Variant(named.LONG_CHUNKS, variants.on_a_cache(variants.dynamic, named.LONG_AT_ONCE))
 VARIANTS = (CHUNKS, variants.KV_INT8, variants.WEIGHTS_4)
 
 
@@ -32,12 +28,12 @@ def length(settings: DoesItMatterSettings) -> int:
     return settings.longest if limit is None else min(settings.longest, limit)
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     return variants.inputs(settings, length(settings), settings.n_long, length(settings))
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Follow the drift along every text."""
     samples = variants.texts(settings, settings.n_long, length(settings))
     for dtype in settings.dtypes:
@@ -48,7 +44,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             writer.append(unit, [about | row for row in follow(subject, sample)])
 
 
-def follow(subject: variants.Subject, sample: corpus.Sample) -> Iterator[dict[str, Any]]:
+def follow(subject: variants.Subject, sample: corpus.Sample) -> Rows:
     """Hold the ways against the baseline along one text, added up in bins of positions."""
     text = subject.tensor([sample.ids])
     ids, targets = text[:, :-1], text[0, 1:]

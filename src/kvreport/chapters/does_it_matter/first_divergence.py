@@ -15,13 +15,11 @@ Rows, one a (model, dtype, choice, way, sample): see ``data/README.md``.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
 from kvbook.measuring import choosing
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.rows import BASELINE, CACHED, CHOICES, GREEDY, NO_CACHE
@@ -33,9 +31,9 @@ ONE_PASS = variants.Variant(named.ONE_PASS, variants.whole)
 WATCHED = (ONE_PASS, variants.KV_INT8, variants.KV_INT4, variants.WEIGHTS_4)
 
 
-def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[dict[str, Any]]:
+def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[Row]:
     """Hold texts that are written together against the baseline's, and stop where each has diverged or ended."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Row] = {}
     for place, steps in enumerate(written):
         for text, (baseline, step) in enumerate(zip(baselines, steps, strict=False)):
             if text not in found and place < len(baseline) and step.token != baseline[place].token:
@@ -45,7 +43,7 @@ def watch(baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[di
     return [found.get(text, {"steps": len(baseline), "parted": 0}) for text, baseline in enumerate(baselines)]
 
 
-def _divergence(baseline: Step, step: Step) -> dict[str, Any]:
+def _divergence(baseline: Step, step: Step) -> Row:
     return {
         "token": step.token, "instead": baseline.token,
         "margin": choosing.margin(step.scores).item(), "margin_baseline": choosing.margin(baseline.scores).item(),
@@ -59,12 +57,12 @@ def prompt_length(settings: DoesItMatterSettings) -> int:
     return settings.n_tokens // 4
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     return variants.inputs(settings, settings.n_tokens, settings.n_samples, prompt_length(settings))
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Write and watch, in every dtype."""
     length = prompt_length(settings)
     samples = variants.texts(settings, settings.n_samples, length)
@@ -87,7 +85,7 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
 def diverge(
     subject: variants.Subject, prompts: torch.Tensor, samples: list[int], n_new_tokens: int, choose: Chooser,
     cached_only: bool = False,
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Row]]:
     """Write every prompt's text without a cache, and hold the other ways against it."""
     model, prompt = subject.baseline.model, prompts.shape[1]
     baselines = [
@@ -100,7 +98,7 @@ def diverge(
         margins = " ".join(f"{choosing.margin(step.scores).item():.6g}" for step in steps)
         yield text, none | {"way": BASELINE, "steps": len(steps), "parted": 0, "path": path, "margins": margins}
 
-    def watched(way: str, baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[dict[str, Any]]:
+    def watched(way: str, baselines: list[list[Step]], written: Iterable[list[Step]]) -> list[Row]:
         return [none | {"way": way} | row for row in watch(baselines, written)]
 
     # A smaller group is filled up with copies, whose steps nobody looks at.

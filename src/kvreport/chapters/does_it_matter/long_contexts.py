@@ -12,7 +12,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -21,12 +20,9 @@ from kvbook.errors import UserError
 from kvbook.measuring import caches, fp64_reference, predictions
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading, placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
-from kvreport.chapters.does_it_matter.rows import PIECE
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Positions of a bin that are scored.
@@ -46,14 +42,14 @@ def texts(settings: DoesItMatterSettings) -> list[corpus.Sample]:
     return [dataclasses.replace(sample, index=index) for index, sample in enumerate(found.values())]
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     placement.dtype_on("float64", placement.device_of(settings.device))
     cut = texts(settings)
     return variants.inputs(settings, len(cut[0].ids), 1, len(cut[0].ids))
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Read every text without a cache, on caches and in fp64."""
     samples = texts(settings)
     for dtype in settings.dtypes:
@@ -66,10 +62,10 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             writer.append(unit, [about | row for row in rows])
 
 
-def follow(model: PreTrainedModel, reference: PreTrainedModel, text: torch.Tensor) -> Iterator[dict[str, Any]]:
+def follow(model: PreTrainedModel, reference: PreTrainedModel, text: torch.Tensor) -> Rows:
     """Hold each cached pass along one text against the one without a cache and the reference, bin by bin."""
     ids, targets = text[:, :-1], text[0, 1:]
-    piece = min(PIECE, text.shape[1] // 4)
+    piece = min(named.PIECE, text.shape[1] // 4)
     with torch.inference_mode():
         with widened(torch.float64):
             true = states(reference, ids)

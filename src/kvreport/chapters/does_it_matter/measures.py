@@ -1,7 +1,6 @@
 """Measures of the chapter on whether the difference matters, then the sentences that they decide."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -84,70 +83,61 @@ DIVERGENCE = Measure(
     "mean divergence from the baseline", "file", "dtype and change", "{:.2g}", rows="changes", by=_BY_CHANGE,
     estimate=mean("kl"),
 )
-TAIL = replace(
-    DIVERGENCE, name="divergence below which 99 % of the tokens lie",
-    estimate=of_all_rows(lambda kl: np.quantile(kl, 0.99), "kl"),
+TAIL = DIVERGENCE.alike(
+    "divergence below which 99 % of the tokens lie", of_all_rows(lambda kl: np.quantile(kl, 0.99), "kl")
 )
-PERPLEXITY = replace(
-    DIVERGENCE, name="perplexity, over the baseline's", form="{:.4f}", estimate=mean("dlogp", lambda of: np.exp(-of))
-)
-PERPLEXITY_BEFORE = replace(DIVERGENCE, name="perplexity of the baseline", estimate=mean("nll", np.exp))
-PERPLEXITY_AFTER = replace(DIVERGENCE, name="perplexity", estimate=mean("nll_way", np.exp))
-DELTA_P = replace(DIVERGENCE, name="change of the true token's probability", estimate=mean("delta_p"))
-RMS_DELTA_P = replace(DELTA_P, name="its root mean square", estimate=mean("delta_p_squared", np.sqrt))
-SAME_TOP = replace(DIVERGENCE, name="share of tokens with the baseline's top-1 token", estimate=share("same_top"))
-SAME_DECISION = replace(DIVERGENCE, name="share of tokens with the same decision", estimate=share("same_decision"))
-FLIPPED = replace(DIVERGENCE, name="share of top-1 flips", estimate=_rest(share("same_top")))
-EXPECTED_FLIPS = replace(
-    DIVERGENCE, name="share of top-1 flips expected from margins and shifts", form="{:.1e}",
-    estimate=of_all_rows(expected_flips, "margin", "shift"),
+PERPLEXITY = DIVERGENCE.alike("perplexity, over the baseline's", mean("dlogp", lambda of: np.exp(-of)), form="{:.4f}")
+PERPLEXITY_BEFORE = DIVERGENCE.alike("perplexity of the baseline", mean("nll", np.exp))
+PERPLEXITY_AFTER = DIVERGENCE.alike("perplexity", mean("nll_way", np.exp))
+DELTA_P = DIVERGENCE.alike("change of the true token's probability", mean("delta_p"))
+RMS_DELTA_P = DELTA_P.alike("its root mean square", mean("delta_p_squared", np.sqrt))
+SAME_TOP = DIVERGENCE.alike("share of tokens with the baseline's top-1 token", share("same_top"))
+SAME_DECISION = DIVERGENCE.alike("share of tokens with the same decision", share("same_decision"))
+FLIPPED = DIVERGENCE.alike("share of top-1 flips", _rest(share("same_top")))
+EXPECTED_FLIPS = DIVERGENCE.alike(
+    "share of top-1 flips expected from margins and shifts", of_all_rows(expected_flips, "margin", "shift"),
+    form="{:.1e}",
 )
 EQUAL = Measure(
     "share of tokens whose prediction is bitwise identical", rows="changes", by=_BY_CHANGE, estimate=part("bits_equal")
 )
 
 
-OUTSIDE = replace(
-    SAME_TOP, name="share of tokens whose probability changes by more than a tenth", form="{:.1%}",
-    estimate=mean("outside"),
+OUTSIDE = SAME_TOP.alike(
+    "share of tokens whose probability changes by more than a tenth", mean("outside"), form="{:.1%}"
 ).where(way=named.CACHED)
 
 
 def _over(way: str, whose: str) -> Measure:
     """Compare changes with another one."""
-    name = f"{DIVERGENCE.name}, over {whose}"
-    return replace(DIVERGENCE, name=name, over=("way", way), estimate=ratio_of_means("kl"))
+    return DIVERGENCE.alike(f"{DIVERGENCE.name}, over {whose}", ratio_of_means("kl"), over=("way", way))
 
 
 OVER_THE_DTYPE = _over(named.OTHER_DTYPE, "that of computing in the other dtype").where(way=named.CACHED)
 OVER_THE_CACHE = _over(named.CACHED, "the cache's").where(dtype="bfloat16")
 FP8_OVER_THE_CACHE = OVER_THE_CACHE.where(way=named.KV_FP8)
 STATIC_OVER_DYNAMIC = _over(named.CHUNKS, "that of a dynamic cache").where(way=named.STATIC)
-IN_BF16 = replace(
-    DIVERGENCE, name=f"{DIVERGENCE.name} in bf16, over that in fp32", over=("dtype", "float32"),
-    estimate=ratio_of_means("kl"),
+IN_BF16 = DIVERGENCE.alike(
+    f"{DIVERGENCE.name} in bf16, over that in fp32", ratio_of_means("kl"), over=("dtype", "float32")
 ).where(dtype="bfloat16")
 PERPLEXITY_OF_CACHE, PERPLEXITY_OF_FP8 = (PERPLEXITY.where(way=way) for way in (named.CACHED, named.KV_FP8))
 DIVERGENCE_OF_CACHE = DIVERGENCE.where(way=named.CACHED)
-ONE_IN = Measure(
-    "tokens to one flip that is expected", form="{:,.0f}", rows="changes", by=_BY_CHANGE, estimate=counted(_one_in)
-).where(way=named.CACHED)
+ONE_IN = EQUAL.alike("tokens to one flip that is expected", counted(_one_in), form="{:,.0f}").where(way=named.CACHED)
 LARGEST_MARGIN = Measure(
     "largest margin in ulps at which only rounding flips the top-1 token", form="{:.3g}", rows="flips by rounding",
     estimate=counted(lambda rows: rows["ulps"].max()),
 )
-FLIPS_AT_A_TIE = replace(LARGEST_MARGIN, name="share of these flips at a tie", form="{:.0%}", estimate=part("at_a_tie"))
+FLIPS_AT_A_TIE = LARGEST_MARGIN.alike("share of these flips at a tie", part("at_a_tie"), form="{:.0%}")
 
 # The same on caches of few bits.
 IN_FEW_BITS = {
-    "divergence": replace(DIVERGENCE, rows="quantized"), "perplexity": replace(PERPLEXITY, rows="quantized"),
-    "same_top": replace(SAME_TOP, rows="quantized"), "outside": replace(OUTSIDE, rows="quantized", keep=()),
+    "divergence": DIVERGENCE.alike(rows="quantized"), "perplexity": PERPLEXITY.alike(rows="quantized"),
+    "same_top": SAME_TOP.alike(rows="quantized"), "outside": OUTSIDE.alike(rows="quantized", keep=()),
 }
 QUANTIZED = IN_FEW_BITS["divergence"]
 KEYS_OVER_VALUES, HQQ_OVER_QUANTO = (
-    replace(
-        QUANTIZED, name=f"divergence by “{way}”, over that by “{other}”", form="{:.1f}", over=("way", other),
-        estimate=ratio_of_means("kl"),
+    QUANTIZED.alike(
+        f"divergence by “{way}”, over that by “{other}”", ratio_of_means("kl"), form="{:.1f}", over=("way", other)
     ).where(way=way)
     for way, other in ((named.KEYS_4, named.VALUES_4), (named.HQQ_4, named.QUANTO_4))
 )
@@ -157,9 +147,7 @@ EQUAL_AT_THE_END = Measure(
     "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts",
     by=("dtype", "choice", "way"), estimate=_equal_at_the_end,
 )
-_DIVERGED = replace(
-    EQUAL_AT_THE_END, name="share of texts that have diverged at the end", estimate=_rest(_equal_at_the_end)
-)
+_DIVERGED = EQUAL_AT_THE_END.alike("share of texts that have diverged at the end", _rest(_equal_at_the_end))
 DIVERGED, DIVERGED_TOGETHER, DIVERGED_IN_ONE_PASS = (
     _DIVERGED.where(choice=named.GREEDY, way=way) for way in (named.CACHED, named.TOGETHER, named.ONE_PASS)
 )
@@ -179,14 +167,12 @@ MOVED_AT_A_TIE = Measure(
     "share of greedy divergences at an exact tie", "prompt", "dtype", "{:.0%}", rows="texts that a change moves",
     by=("dtype",), estimate=part("tied"),
 )
-MOVED_NEAR_A_TIE = replace(MOVED_AT_A_TIE, name="share of them at most one ulp from a tie", estimate=part("near"))
+MOVED_NEAR_A_TIE = MOVED_AT_A_TIE.alike("share of them at most one ulp from a tie", part("near"))
 USAGE_PROMPTS = Measure("prompts", rows="usage_factorial", estimate=distinct("sample"), form="{:.0f}")
-USAGE_WRITTEN = replace(
-    USAGE_PROMPTS, name="tokens written", estimate=counted(lambda rows: rows["path"].str.split().str.len().max())
-)
+USAGE_WRITTEN = USAGE_PROMPTS.alike("tokens written", counted(lambda rows: rows["path"].str.split().str.len().max()))
 
 # Along a text, and around the place where two texts diverge.
-ALONG = replace(DIVERGENCE, rows="drift_by_position", by=("dtype", "way", "bin"))
+ALONG = DIVERGENCE.alike(rows="drift_by_position", by=("dtype", "way", "bin"))
 OVER_THE_FIRST_QUARTER = Measure(
     "divergence in some positions, over that in the first quarter of them", "file", "dtype", rows="places",
     by=("dtype", "way", "place"), over=("place", named.FIRST), estimate=_over_what_differs,
@@ -198,26 +184,25 @@ BY_POSITION = Measure(
     by=("dtype", "bin"), estimate=mean("kl"),
 )
 DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
-    replace(
-        BY_POSITION, name=f"{name}, over that at the same texts' first positions", form="{:.2f}", over=("bin", 0),
-        estimate=_over_the_same_texts(column),
+    BY_POSITION.alike(
+        f"{name}, over that at the same texts' first positions", _over_the_same_texts(column), form="{:.2f}",
+        over=("bin", 0),
     )
     for name, column in (
         ("drift between the two passes", "drift"), ("error of the cached pass against fp64", "error"),
         ("error of the uncached pass against fp64", "error_full"),
     )
 )
-MOST_DIVERGENCE = replace(
-    BY_POSITION, name="most of these divergences", unit="", by=("dtype",), form="{:.0e}",
-    estimate=counted(lambda rows: rows.groupby("bin")["kl"].mean().max()),
+MOST_DIVERGENCE = BY_POSITION.alike(
+    "most of these divergences", counted(lambda rows: rows.groupby("bin")["kl"].mean().max()), unit="", by=("dtype",),
+    form="{:.0e}",
 )
-CACHED_OVER_UNCACHED = replace(
-    BY_POSITION, name="error of the cached pass against fp64, over that of the uncached one", form="{:.2f}",
-    estimate=geometric_mean("ratio"),
+CACHED_OVER_UNCACHED = BY_POSITION.alike(
+    "error of the cached pass against fp64, over that of the uncached one", geometric_mean("ratio"), form="{:.2f}"
 )
-STATIC_DRIFT = replace(
-    BY_POSITION, name="drift of a static cache's pass, over that of a dynamic one's", form="{:.2f}", rows="long ways",
-    by=("dtype", "way", "bin"), over=("way", named.DYNAMIC), estimate=_over_the_same_texts("drift"),
+STATIC_DRIFT = BY_POSITION.alike(
+    "drift of a static cache's pass, over that of a dynamic one's", _over_the_same_texts("drift"), form="{:.2f}",
+    rows="long ways", by=("dtype", "way", "bin"), over=("way", named.DYNAMIC),
 ).where(way=named.PREALLOCATED)
 # Past a window that slides along the same texts.
 _EXCESS = Measure(
@@ -225,36 +210,36 @@ _EXCESS = Measure(
     by=("dtype", "way"), estimate=mean("excess"),
 )
 FORGOTTEN = _EXCESS.where(way=named.OLDEST_DROPPED)
-FIRST_KEPT = replace(_EXCESS, form="{:.3f}").where(way=named.FIRST_KEPT)
+FIRST_KEPT = _EXCESS.alike(form="{:.3f}").where(way=named.FIRST_KEPT)
 NEXT_KEPT = _EXCESS.where(way=named.NEXT_KEPT)
-WINDOW_KL = replace(_EXCESS, name="divergence from the window read anew (nats)", estimate=mean("kl"))
+WINDOW_KL = _EXCESS.alike("divergence from the window read anew (nats)", mean("kl"))
 AFTER = Measure(
     "divergence between texts that have diverged, each after its own tokens (nats)", "file", "dtype", "{:.1f}",
     rows="after", by=("dtype",), estimate=mean("kl_free"),
 )
-EQUAL_AFTER = replace(AFTER, name="share of tokens that are equal", form="{:.0%}", estimate=mean("token_equal"))
-AROUND_FREE = replace(AFTER, rows="after_divergence", by=("dtype", "offset"))
-AROUND_FORCED = replace(AROUND_FREE, name="divergence on one text's tokens (nats)", estimate=mean("kl_forced"))
+EQUAL_AFTER = AFTER.alike("share of tokens that are equal", mean("token_equal"), form="{:.0%}")
+AROUND_FREE = AFTER.alike(rows="after_divergence", by=("dtype", "offset"))
+AROUND_FORCED = AROUND_FREE.alike("divergence on one text's tokens (nats)", mean("kl_forced"))
 
 # Facts for the prose.
 MODEL = noted("teacher_forced", "models", 0, "name")
 N_TOKENS = noted("teacher_forced", "settings", "n_tokens")
 TEXTS = Measure("texts", rows="teacher_forced", estimate=distinct("sample"), form="{:,.0f}")
-QUANTIZED_TEXTS = replace(TEXTS, rows="quantized")
+QUANTIZED_TEXTS = TEXTS.alike(rows="quantized")
 QUANTIZED_TOKENS = noted("quantized_caches", "settings", "n_tokens")
-SCORED = replace(TEXTS, name="tokens scored", by=_BY_CHANGE, estimate=counted(len)).where(way=named.CACHED)
-FLIPS = replace(SCORED, name="tokens at which the cache flips the top-1 token", estimate=total("flip"))
-OTHER_DECISIONS = replace(SCORED, name="tokens at which the cache changes a decision", estimate=total("decision_flip"))
-HEAD_RIGHT = replace(TEXTS, name="share of decisions that are right", form="{:.0%}", estimate=part("decision_right"))
-PROMPTS = replace(TEXTS, name="prompts", rows="first_divergence")
-WRITTEN = replace(TEXTS, name="tokens written", rows="texts", estimate=counted(lambda texts: texts["written"].iloc[0]))
-LONG_TEXTS = replace(TEXTS, name="long texts", rows="drift_by_position")
-LONGEST = replace(LONG_TEXTS, name="their tokens", estimate=counted(lambda rows: rows["read_to"].max() + 1))
+SCORED = TEXTS.alike("tokens scored", counted(len), by=_BY_CHANGE).where(way=named.CACHED)
+FLIPS = SCORED.alike("tokens at which the cache flips the top-1 token", total("flip"))
+OTHER_DECISIONS = SCORED.alike("tokens at which the cache changes a decision", total("decision_flip"))
+HEAD_RIGHT = TEXTS.alike("share of decisions that are right", part("decision_right"), form="{:.0%}")
+PROMPTS = TEXTS.alike("prompts", rows="first_divergence")
+WRITTEN = TEXTS.alike("tokens written", counted(lambda texts: texts["written"].iloc[0]), rows="texts")
+LONG_TEXTS = TEXTS.alike("long texts", rows="drift_by_position")
+LONGEST = LONG_TEXTS.alike("their tokens", counted(lambda rows: rows["read_to"].max() + 1))
 # Files, of which a few were cut twice.
-POSITION_TEXTS = replace(LONG_TEXTS, rows="by position", by=("dtype", "bin"), estimate=distinct("source"))
-DEEPEST = replace(POSITION_TEXTS, name="tokens of the longest", by=(), estimate=counted(lambda of: of["length"].max()))
-WINDOW_TEXTS = replace(TEXTS, rows="windows", estimate=distinct("source"))
-PAIRS = replace(TEXTS, name="pairs of texts that diverged", rows="after_divergence", by=("dtype",))
+POSITION_TEXTS = LONG_TEXTS.alike(rows="by position", by=("dtype", "bin"), estimate=distinct("source"))
+DEEPEST = POSITION_TEXTS.alike("tokens of the longest", counted(lambda of: of["length"].max()), by=())
+WINDOW_TEXTS = TEXTS.alike(rows="windows", estimate=distinct("source"))
+PAIRS = TEXTS.alike("pairs of texts that diverged", rows="after_divergence", by=("dtype",))
 
 _AS_FAR = Bound(1, "arithmetic", "as far")
 _HALF_MORE = Bound(1.5, "ours", "half as much again", "ratio")

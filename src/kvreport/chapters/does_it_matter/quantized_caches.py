@@ -7,10 +7,8 @@ optimum-quanto`` or ``pip install hqq``.  Rows as those of `teacher_forced`.
 
 import importlib.metadata
 from collections.abc import Iterator
-from typing import Any
 
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import teacher_forced, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
@@ -27,7 +25,7 @@ def ways() -> Iterator[variants.Variant]:
         yield variants.Variant(name, variants.on_a_cache(make, None), makes=make)
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model, the corpus and the backends' packages, and refuse what cannot be run."""
     return teacher_forced.inputs(settings) | {"packages": dict(_installed())}
 
@@ -40,16 +38,12 @@ def _installed() -> Iterator[tuple[str, str]]:
             continue
 
 
-def measure(settings: DoesItMatterSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, made_of: Inputs, writer: Writer) -> None:
     """Score the texts on every cache."""
     teacher_forced.measure(settings, made_of, writer, tuple(ways()))
 
 
-def work(settings: DoesItMatterSettings) -> Work:
-    """Count the passes of each model in each dtype."""
-    return Work(settings.n_tokens, (1 + len(list(ways()))) * settings.n_samples, 0, settings.dtypes)
-
-
 EXPERIMENT = Experiment(
-    "quantized_caches", DoesItMatterSettings, inputs, measure, fields=teacher_forced.EXPERIMENT.fields, work=work
+    "quantized_caches", DoesItMatterSettings, inputs, measure, fields=teacher_forced.EXPERIMENT.fields,
+    work=Work.per_text(passes=1 + len(list(ways()))),
 )

@@ -7,30 +7,25 @@ computed while older tokens were still seen.  A cache's positions are those in t
 Rows, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook.measuring import predictions
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
-from kvbook.runs.work import Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import long_contexts, variants
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.long_contexts import states
-from kvreport.chapters.does_it_matter.rows import PIECE, PIECES
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     longest = len(long_contexts.texts(settings)[0].ids)
     return variants.inputs(settings, longest, 1, longest)
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Read every text whole, in windows and on caches."""
     samples = long_contexts.texts(settings)
     for dtype in settings.dtypes:
@@ -41,11 +36,11 @@ def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: re
             writer.append(unit, [about | row for row in follow(subject.baseline.model, subject.tensor([sample.ids]))])
 
 
-def follow(model: PreTrainedModel, text: torch.Tensor) -> Iterator[dict[str, Any]]:
+def follow(model: PreTrainedModel, text: torch.Tensor) -> Rows:
     """Score one text past its first window in every way, each held against the window that is read anew."""
     ids, targets = text[:, :-1], text[0, 1:]
-    piece = min(PIECE, text.shape[1] // (2 * PIECES))
-    window = PIECES * piece
+    piece = min(named.PIECE, text.shape[1] // (2 * named.PIECES))
+    window = named.PIECES * piece
     with torch.inference_mode():
         read = {named.WHOLE: states(model, ids)}
         read |= {way: _kept(model, ids, piece, kept) for way, kept in named.FORGETTING.items()}
@@ -66,7 +61,7 @@ def _kept(model: PreTrainedModel, ids: torch.Tensor, piece: int, kept: slice) ->
     """Read a text on a cache that makes room for each piece: it keeps some of the first tokens and the last ones."""
     cache, found = DynamicCache(config=model.config), []
     for places in torch.arange(ids.shape[1], device=ids.device)[None].split(piece, 1):
-        kept = _forget(cache, kept, (PIECES - 1) * piece)
+        kept = _forget(cache, kept, (named.PIECES - 1) * piece)
         found.append(states(model, ids[:, places[0]], past_key_values=cache, **variants.positions(model, places)))
     return torch.cat(found)
 
@@ -87,7 +82,7 @@ def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype, as passes over the longest text."""
     passes = sum(settings.text_lengths) / max(settings.text_lengths)
     # Each piece but the first ones is read with the window before it.
-    return Work(max(settings.text_lengths), (1 + len(named.FORGETTING) + PIECES) * passes, dtypes=settings.dtypes)
+    return Work(max(settings.text_lengths), (1 + len(named.FORGETTING) + named.PIECES) * passes, dtypes=settings.dtypes)
 
 
 EXPERIMENT = Experiment(

@@ -3,21 +3,18 @@
 Rows, one a (model, dtype, way, sample, position): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import classifier, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     longest = settings.n_tokens + max(variants.PADS)
     # One token more than is read: the last position's next one.
@@ -25,7 +22,7 @@ def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
 
 
 def measure(
-    settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer,
+    settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer,
     ways: tuple[variants.Variant, ...] = variants.VARIANTS,
 ) -> None:
     """Score the texts in every way."""
@@ -43,7 +40,7 @@ def measure(
 
 def score(
     subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor, ways: tuple[variants.Variant, ...]
-) -> Iterator[dict[str, Any]]:
+) -> Rows:
     """Hold every way against the baseline on some texts; the logits live no longer than the comparison."""
     whole = subject.tensor([sample.ids for sample in samples])
     ids, targets = whole[:, :-1], whole[:, 1:]

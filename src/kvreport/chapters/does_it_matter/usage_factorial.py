@@ -7,15 +7,12 @@ as it is in a batch.
 Rows, one a (model, dtype, choice, batch, padding, cache, sample): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from kvbook.measuring import choosing, predictions
 from kvbook.models.corpus import Sample
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants, writing
 from kvreport.chapters.does_it_matter.rows import BATCH, GREEDY, SAMPLED, SINGLE, UNPADDED, Cell
@@ -30,13 +27,13 @@ def sizes(settings: DoesItMatterSettings) -> tuple[int, int]:
     return max(4, settings.n_tokens // 16) + LONGER, settings.n_tokens // 8
 
 
-def inputs(settings: DoesItMatterSettings) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     longest, n_new = sizes(settings)
     return variants.inputs(settings, longest + 1 + n_new, settings.n_usage, longest)
 
 
-def measure(settings: DoesItMatterSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Write every prompt's text in every cell, in every dtype."""
     longest, n_new = sizes(settings)
     samples = variants.texts(settings, settings.n_usage, longest)
@@ -61,9 +58,7 @@ def together(cell: Cell, samples: list[Sample]) -> list[list[Sample]]:
     return groups if cell.padding == UNPADDED else [samples[first :: len(groups)] for first in range(len(groups))]
 
 
-def texts_of(
-    subject: variants.Subject, cell: Cell, samples: list[Sample], n_new: int, width: int, seed: int
-) -> Iterator[dict[str, Any]]:
+def texts_of(subject: variants.Subject, cell: Cell, samples: list[Sample], n_new: int, width: int, seed: int) -> Rows:
     """Write the texts of a cell."""
     model, choose = subject.baseline.model, writing.Chooser(cell.choice, seed)
     long = {one.index for group in variants.groups(samples)[1::2] for one in group}

@@ -12,7 +12,7 @@ piece.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import caches, rounded_caches
 from kvbook.models import corpus, loading, lowbit, placement
 from kvbook.runs import samples
+from kvbook.runs.experiment import Inputs
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
@@ -280,7 +281,7 @@ def groups(texts: list[corpus.Sample]) -> list[list[corpus.Sample]]:
 FIELDS = frozenset({"model", "weights", "device", "seed", "corpus", "dtypes"})
 
 
-def inputs(settings: DoesItMatterSettings, longest: int, n_samples: int, n_tokens: int) -> dict[str, Any]:
+def inputs(settings: DoesItMatterSettings, longest: int, n_samples: int, n_tokens: int) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     placement.check(settings.device, settings.dtypes)
     model = loading.identify(settings.model, settings.weights, settings.seed)

@@ -6,7 +6,6 @@ take a path many times slower, so that stock's time would be the view's.  Rows, 
 ``data/README.md``.
 """
 
-from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -14,14 +13,13 @@ from transformers import DynamicCache, PreTrainedModel
 from kvbook.errors import UserError
 from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 
-def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+def inputs(settings: ExactCachesSettings) -> Inputs:
     """Name the shape, and refuse what cannot be run."""
     placement.device_of(settings.device)
     if settings.cost_shape not in registry.families():
@@ -31,7 +29,7 @@ def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
     return {"models": [model]}
 
 
-def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ExactCachesSettings, _made_of: Inputs, writer: Writer) -> None:
     """Time both arithmetics by turns."""
     model = _blank(settings)
     ids = torch.arange(3, 3 + max(settings.n_prefill, settings.n_context + settings.n_steps))[None]

@@ -4,7 +4,6 @@ Rows, one a (dtype, sample, rung): see ``data/README.md``.
 """
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -12,8 +11,8 @@ from transformers import DynamicCache, PreTrainedModel
 from kvbook import exact
 from kvbook.exact.verification import fed
 from kvbook.measuring import fp64_reference, in_fp64
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches import rows as named
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -29,21 +28,18 @@ RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
 }
 
 
-def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+def inputs(settings: ExactCachesSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens)
 
 
-def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ExactCachesSettings, _made_of: Inputs, writer: Writer) -> None:
     """Take every text through all rungs, in every dtype."""
     truth = fp64_reference.Reference(settings.dtypes)
     for dtype in settings.dtypes:
         loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
         truth.take(loaded["eager"].model)
-        label = f"ladder of the arithmetic, {dtype}"
-        for text in samples.pending(
-            settings, writer, loaded[None], dtype, settings.n_samples, settings.n_tokens, label
-        ):
+        for text in samples.pending(settings, writer, loaded[None], dtype, f"ladder of the arithmetic, {dtype}"):
             ids, index = text.ids, text.sample.index
             with torch.inference_mode(), in_fp64.widened(torch.float64):
                 (reference,) = truth.of(index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
@@ -54,9 +50,7 @@ def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: rec
             text.keep(rows, n_tokens=ids.shape[1])
 
 
-def _score(
-    model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor
-) -> dict[str, Any]:
+def _score(model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor) -> Row:
     with torch.inference_mode(), nullcontext() if parts is None else exact.row_invariant(parts):
         full = model(ids, use_cache=False).logits[0]
         single = fed(model, ids, [1] * ids.shape[1], DynamicCache(config=model.config))

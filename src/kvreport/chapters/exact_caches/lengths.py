@@ -4,13 +4,12 @@ Rows, one for each (dtype, sample, arithmetic, way): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook.runs import records, samples, threads
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples, threads
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -41,7 +40,7 @@ def ways(model: PreTrainedModel, length: int, first: int) -> Iterator[tuple[str,
     yield "prefix, then token by token", [length - single, *[1] * single], DynamicCache(config=config)
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor, first: int) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor, first: int) -> Rows:
     """Hold every way against the full pass, under both arithmetics."""
     for arithmetic in ARITHMETICS:
         with torch.inference_mode(), paths.switched(arithmetic):
@@ -51,9 +50,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor, first: int) -> Iterator[d
                 yield about | _fed_against(full, model, ids, sizes, cache)
 
 
-def _fed_against(
-    full: torch.Tensor, model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache: Cache
-) -> dict[str, Any]:
+def _fed_against(full: torch.Tensor, model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache: Cache) -> Row:
     """Feed a text in chunks and compare each chunk's logits as it comes: those of a long text are large."""
     found = []
     for part, rows in zip(ids.split(sizes, 1), full.split(sizes), strict=True):
@@ -66,7 +63,7 @@ def _fed_against(
     }
 
 
-def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+def inputs(settings: ExactCachesSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     return samples.inputs(settings, [settings.model], settings.n_samples, max(settings.lengths))
 
@@ -80,14 +77,12 @@ def plan(settings: ExactCachesSettings, text: int) -> tuple[int, int, int]:
     return settings.lengths[place], settings.threads[turn % len(settings.threads)], place + 3 * turn + settings.seed
 
 
-def measure(settings: ExactCachesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ExactCachesSettings, _made_of: Inputs, writer: Writer) -> None:
     """Feed every text in every way, each at its own length and number of threads."""
     for dtype in settings.dtypes:
         loaded = samples.load(settings, settings.model, dtype)
-        for text in samples.pending(
-            settings, writer, loaded, dtype, settings.n_samples, max(settings.lengths),
-            f"texts of many lengths, {dtype}",
-        ):
+        label = f"texts of many lengths, {dtype}"
+        for text in samples.pending(settings, writer, loaded, dtype, label, n_tokens=max(settings.lengths)):
             length, count, first = plan(settings, text.sample.index)
             ids = text.ids[:, :length]
             with threads.using(count):

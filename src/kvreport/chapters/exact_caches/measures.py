@@ -1,6 +1,5 @@
 """What the rows of the chapter on exact caches say: its measures, then the sentences that they decide."""
 
-from dataclasses import replace
 
 from kvreport.chapters.exact_caches.rows import ALL, ATTENTION, BOTH, EXACT, PRODUCTS, SINGLE, STOCK
 from kvreport.publishing.estimators import distinct, first, median_of_ratios, part, ratio_of_means, share, total
@@ -11,7 +10,7 @@ DIFFERING = Measure(
     "rows that are not bitwise identical in {arithmetic} mode", "", "model and dtype", "{:.0f}",
     "all rows that were run", rows="ways", by=("model", "dtype"), estimate=total("differing"),
 ).where(arithmetic=EXACT)
-DIFFERING_AT_LENGTH = replace(DIFFERING, series="dtype", rows="lengths", by=("dtype",))
+DIFFERING_AT_LENGTH = DIFFERING.alike(series="dtype", rows="lengths", by=("dtype",))
 DIFFERING_ON_RUNG = Measure(
     "rows that are not bitwise identical with both parts row-invariant", "", "dtype", "{:.0f}", rows="ladder",
     by=("dtype",), estimate=total("differing"),
@@ -32,8 +31,8 @@ ERROR = Measure(
     "error of the full pass against fp64 in row-invariant mode, over stock's", "file", "dtype", rows="ladder",
     by=("dtype", "rung"), over=("rung", STOCK), estimate=ratio_of_means("error_rms"),
 ).where(rung=ALL)
-ERROR_OF_STEPS = replace(
-    ERROR, name=ERROR.name.replace("the full pass", "tokens fed one by one"), estimate=ratio_of_means("step_error_rms")
+ERROR_OF_STEPS = ERROR.alike(
+    ERROR.name.replace("the full pass", "tokens fed one by one"), ratio_of_means("step_error_rms")
 )
 PRICE = Measure(
     "time in row-invariant mode over stock's", "repeat", "phase", rows="times", by=("phase", "arithmetic"),
@@ -44,15 +43,16 @@ PRICE = Measure(
 MODEL = noted("exact_ladder", "models", 0, "name")
 N_TOKENS = noted("exact_ways", "settings", "n_tokens")
 TEXTS = Measure("texts", rows="exact_ways", estimate=distinct("sample"), form="{:.0f}")
-TEXTS_ON_RUNGS, LONG_TEXTS = (replace(TEXTS, rows=rows) for rows in ("exact_ladder", "exact_lengths"))
+TEXTS_ON_RUNGS, LONG_TEXTS = (TEXTS.alike(rows=rows) for rows in ("exact_ladder", "exact_lengths"))
 LONG_LENGTHS = Measure("tokens", rows="exact_lengths", by=("n_tokens",), estimate=first("n_tokens"), form="{:,.0f}")
 WAYS = Measure("ways to feed a text", rows="exact_ways", estimate=distinct("way"), form="{:.0f}")
 OTHERS = Measure("stand-ins", rows="ways", estimate=distinct("model"), form="{:.0f}").where(own=False)
 _IDENTICAL = Measure("rows that are bitwise identical", rows="ways", estimate=part("equal_rows", "rows"))
 EXACT_ROWS, EXACT_ROWS_OF_OTHERS = (_IDENTICAL.where(arithmetic=EXACT, own=own) for own in (True, False))
-EXACT_ROWS_AT_LENGTH = replace(_IDENTICAL, rows="lengths").where(arithmetic=EXACT)
+EXACT_ROWS_AT_LENGTH = _IDENTICAL.alike(rows="lengths").where(arithmetic=EXACT)
 STOCK_ROWS = _IDENTICAL.where(arithmetic=STOCK, way=SINGLE, own=True)
 
+_ATTENTION_IN_BF16 = ONE_PART.where(rung=ATTENTION, dtype="bfloat16")
 _TENTH_MORE = Bound(1.1, "ours", "a tenth more", "ratio")
 
 STATEMENTS = {
@@ -66,12 +66,8 @@ STATEMENTS = {
         ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF
     ),
     "attention-alone-is-not-enough-in-fp32": of_model(ONE_PART.where(rung=ATTENTION, dtype="float32"), "below", HALF),
-    "attention-alone-is-enough-in-bf16": here(
-        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "above", HALF, on="Intel"
-    ),
-    "attention-alone-is-not-enough-on-amd": here(
-        ONE_PART.where(rung=ATTENTION, dtype="bfloat16"), "below", HALF, on="AMD"
-    ),
+    "attention-alone-is-enough-in-bf16": here(_ATTENTION_IN_BF16, "above", HALF, on="Intel"),
+    "attention-alone-is-not-enough-on-amd": here(_ATTENTION_IN_BF16, "below", HALF, on="AMD"),
     "products-and-attention-are-enough": here(DIFFERING_ON_RUNG, "at most", NONE),
     "error-is-no-larger": of_model(ERROR, "at most", _TENTH_MORE),
     "error-of-steps-is-no-larger": of_model(ERROR_OF_STEPS, "at most", _TENTH_MORE),

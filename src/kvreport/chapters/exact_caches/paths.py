@@ -14,8 +14,8 @@ from kvbook import exact, progress
 from kvbook.errors import UserError
 from kvbook.exact.verification import fed
 from kvbook.models import corpus, registry, sources
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
@@ -71,7 +71,7 @@ def switched(arithmetic: str) -> AbstractContextManager[Any]:
     return exact.row_invariant() if arithmetic == EXACT else nullcontext()
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
     """Hold every way against the full pass, under both arithmetics."""
     for arithmetic in ARITHMETICS:
         with torch.inference_mode(), switched(arithmetic):
@@ -82,7 +82,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
                 yield {"arithmetic": arithmetic, "way": way, **against(reference, logits)}
 
 
-def against(reference: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
+def against(reference: torch.Tensor, logits: torch.Tensor) -> Row:
     """Compare rows of logits bit for bit."""
     equal = (reference == logits).all(-1)
     return {
@@ -93,7 +93,7 @@ def against(reference: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
+def inputs(settings: ExactCachesSettings) -> Inputs:
     """Name the models and the corpus, and refuse what cannot be run before anything is."""
     if not (names := subjects(settings)):
         raise UserError("no family has its weights here: name models in `families`, or choose weights='random'")
@@ -102,14 +102,12 @@ def inputs(settings: ExactCachesSettings) -> dict[str, Any]:
     return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def measure(settings: ExactCachesSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ExactCachesSettings, made_of: Inputs, writer: Writer) -> None:
     """Feed every text to every model in every way."""
     todo = [(model["asked_for"], dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for name, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
         loaded = samples.load(settings, name, dtype)
-        for text in samples.pending(
-            settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens, loaded.name
-        ):
+        for text in samples.pending(settings, writer, loaded, f"{name}|{dtype}", loaded.name):
             text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
 
 

@@ -6,14 +6,12 @@ taking them in against one full pass.  Rows, one a (dtype, comparison, length): 
 
 import functools
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
 
 from kvbook.measuring import agreement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
 from kvreport.chapters.from_scratch import rows, subject
 from kvreport.chapters.from_scratch.gpt.memory import Mask, RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
@@ -50,7 +48,7 @@ def read_steps(way: Reader, ids: torch.Tensor) -> torch.Tensor:
     return torch.stack([way.read(ids[:, : step + 1]) for step in range(ids.shape[1])])
 
 
-def _differences(reference: torch.Tensor, other: torch.Tensor) -> list[dict[str, Any]]:
+def _differences(reference: torch.Tensor, other: torch.Tensor) -> list[Row]:
     drift = agreement.drift(reference.cpu(), other.cpu())
     flips = (reference.argmax(-1) != other.argmax(-1)).int()
     columns = {"max_abs": drift.max_abs, "relative_rms": drift.relative_rms, "top1_flip": flips}
@@ -75,14 +73,14 @@ def prompt_lengths(block: int) -> list[int]:
     return sorted({1, 2, min(5, block), block // 4, block // 2, block} - {0})
 
 
-def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Compare every pair of ways step by step, and every way to take a prompt in, in each dtype."""
     for dtype in settings.dtypes:
         _measure_in(dtype, settings, writer)
 
 
 @torch.inference_mode()
-def _measure_in(dtype: str, settings: ScratchSettings, writer: records.Writer) -> None:
+def _measure_in(dtype: str, settings: ScratchSettings, writer: Writer) -> None:
     loaded = subject.load(settings, dtype)
     model, block = loaded.model, loaded.model.shape.block
     sample = subject.texts(settings, loaded.vocabulary, block)[0]

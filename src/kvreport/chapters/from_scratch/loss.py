@@ -8,13 +8,11 @@ Rows, one a (way, sample, bucket of lengths), and one a (sample, number of chara
 """
 
 import itertools
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.from_scratch import subject
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, refills
 from kvreport.chapters.from_scratch.settings import ScratchSettings
@@ -72,7 +70,7 @@ def nats_at(way: Reader, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return torch.stack(found, 1).cpu()
 
 
-def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Score every way on every text at the same places."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block
@@ -102,7 +100,7 @@ def held(block: int) -> list[int]:
 
 
 @torch.inference_mode()
-def measure_held(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure_held(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Score the same next characters, each from fewer or more before it."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block

@@ -1,6 +1,5 @@
 """What the rows of the chapter on a model from scratch say: its measures, then the sentences and claims they decide."""
 
-from dataclasses import replace
 
 import pandas as pd
 
@@ -26,26 +25,22 @@ ROUNDOFFS = Measure(
     "largest relative difference of the logits in unit roundoffs", "", "dtype", "{:.1e}", rows="steps", by=("dtype",),
     estimate=counted(lambda of: of["roundoffs"].max()),
 )
-UNEQUAL = Measure(
-    "steps whose logits are not bitwise identical", "", "dtype", "{:.0f}", rows="steps", by=("dtype",),
-    estimate=counted(lambda of: of["unequal"].sum()),
+UNEQUAL = ROUNDOFFS.alike(
+    "steps whose logits are not bitwise identical", counted(lambda of: of["unequal"].sum()), form="{:.0f}"
 )
 GAP = Measure(
     "loss past the first block, minus the window's, in nats a character", "file", form="{:+.3f}", rows="past",
     by=("way",), estimate=mean("gap"),
 )
-CHANGE = replace(
-    GAP, name="change of the posted cache's loss under the remedy, in nats a character", estimate=mean("change")
-)
-CLOSED = Measure(
-    "share of the posted cache's gap to the window that is closed", "file", form="{:z.1%}", rows="past", by=("way",),
-    over=("way", WINDOW), estimate=_closed,
+CHANGE = GAP.alike("change of the posted cache's loss under the remedy, in nats a character", mean("change"))
+CLOSED = GAP.alike(
+    "share of the posted cache's gap to the window that is closed", _closed, form="{:z.1%}", over=("way", WINDOW)
 )
 BUCKET_LOSS = Measure(
     "loss in a bucket of lengths", "file", rows="buckets", by=("way", "read_from", "read_to", "block", "n_scored"),
     estimate=mean("nats"),
 )
-BUCKET_GAP = replace(BUCKET_LOSS, estimate=mean("gap"))
+BUCKET_GAP = BUCKET_LOSS.alike(estimate=mean("gap"))
 SKIPPED = Measure(
     "relative difference of the logits after the last character alone from those after the prompt, in unit roundoffs",
     series="prompt length", form="{:.1e}", rows="skipped prompts", by=("length",), estimate=first("roundoffs"),
@@ -62,21 +57,19 @@ STEP_TIME = Measure(
     "time of a step over the posted cache's", "repetition", rows="times", by=("model", "way", "length"),
     estimate=lambda times: median_of_ratios("ratio")(times, times.assign(ratio=1.0)),
 ).where(measure=rows.STEP)
-TIME = replace(STEP_TIME, name="time over the posted cache's", by=("way",), keep=())
+TIME = STEP_TIME.alike("time over the posted cache's", by=("way",), keep=())
 PAST_TIME, RUN_TIME = (TIME.where(measure=measure) for measure in (rows.PAST, rows.RUN))
 
 # For the prose.
 POSTED_GAP, REPLY_GAP = (GAP.where(way=way) for way in (POSTED, rows.REPLY))
 # A refill of a whole block holds as many characters as the reply's cache.
-STUCK = replace(
-    REPLY_GAP, name="loss of the reply's cache minus that of a refill of a block", estimate=mean("over_refill")
-)
-STALE = replace(CLOSED.where(way=rows.ABSOLUTE), form="{:.0%}")
+STUCK = REPLY_GAP.alike("loss of the reply's cache minus that of a refill of a block", mean("over_refill"))
+STALE = CLOSED.where(way=rows.ABSOLUTE).alike(form="{:.0%}")
 MODULO = CLOSED.where(way=rows.MODULO)
-WINDOW_LOSS = replace(GAP, name="loss of the window", form="{:.2f}", estimate=mean("nats")).where(way=WINDOW)
+WINDOW_LOSS = GAP.alike("loss of the window", mean("nats"), form="{:.2f}").where(way=WINDOW)
 REFILL_TIME, WINDOW_TIME = (PAST_TIME.where(scheme=scheme) for scheme in (rows.HALF, WINDOW))
 RUN_ALL_ROWS, RUN_ONE_ROW = (
-    replace(RUN_TIME.where(way=way), name="time of 50 new tokens without a cache over that with it")
+    RUN_TIME.where(way=way).alike("time of 50 new tokens without a cache over that with it")
     for way in (rows.ALL_ROWS, WINDOW)
 )
 TEXTS = Measure("texts", rows="scratch_loss", estimate=distinct("sample"), form="{:.0f}")
@@ -87,9 +80,7 @@ BEST_HELD = Measure(
 TRAINED = Measure("characters of training", rows="training", estimate=first("trained_characters"), form="{:,.0f}")
 LAYERS, WIDTH, BLOCK = (noted("scratch_loss", "models", 0, "shape", name) for name in ("layers", "width", "block"))
 TABLE = noted("scratch_loss", "models", 0, "shape", "table", write="{:,}".format)
-HALF_BLOCK = Measure(
-    "half a block", rows="scratch_loss", form="{:.0f}", estimate=counted(lambda of: of["block"].iloc[0] // 2)
-)
+HALF_BLOCK = TEXTS.alike("half a block", counted(lambda of: of["block"].iloc[0] // 2))
 RUN_TOKENS = Measure("new tokens", rows="times", estimate=first("length"), form="{:.0f}").where(measure=rows.RUN)
 
 _PERCENT_WORSE = Bound(0.01, "ours", "nats a character, a percent of likelihood")

@@ -8,14 +8,12 @@ one a (model, measure, way, length, repetition): see ``data/README.md``.
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
 from kvbook.measuring import timing
 from kvbook.models import placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
 from kvreport.chapters.from_scratch import loss, rows, subject, texts
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reader, Reply, Rolling, Window, refills, write
@@ -72,7 +70,7 @@ def _random_model(settings: ScratchSettings) -> ScratchGPT:
     return model.eval().requires_grad_(False)
 
 
-def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[dict[str, Any], Callable[[], float]]]:
+def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[Row, Callable[[], float]]]:
     """List what is timed of a model, each with what takes its time once."""
     block, is_replys = model.shape.block, name == rows.REPLYS_MODEL
     todo = [(rows.STEP, _STEPPING, _step_seconds, length) for length in lengths(block)]
@@ -89,7 +87,7 @@ def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[di
 
 
 @torch.inference_mode()
-def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Time everything, one repetition after the other."""
     trained = subject.load(settings, settings.dtypes[0]).model
     generator = torch.Generator().manual_seed(settings.seed)

@@ -6,6 +6,7 @@ import torch
 
 from kvbook.errors import UserError
 from kvbook.models import placement
+from kvbook.runs.experiment import Inputs, Row
 from kvreport.chapters.from_scratch.gpt import checkpoints, text
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
@@ -26,7 +27,7 @@ def identity(settings: ScratchSettings) -> dict[str, Any]:
     return model
 
 
-def inputs(settings: ScratchSettings) -> dict[str, Any]:
+def inputs(settings: ScratchSettings) -> Inputs:
     """Name the model and its texts, and refuse what cannot be run."""
     return {"models": [identity(settings)], "corpus": text.describe(settings.corpus, "held-out")}
 
@@ -46,6 +47,6 @@ def ids_of(samples: list[text.corpus.Sample], device: torch.device) -> torch.Ten
     return torch.tensor([sample.ids for sample in samples], device=device)
 
 
-def about(settings: ScratchSettings, sample: text.corpus.Sample) -> dict[str, Any]:
+def about(settings: ScratchSettings, sample: text.corpus.Sample) -> Row:
     """Say of which text a row is."""
     return {"dtype": settings.dtypes[0], "sample": sample.index, "source": sample.source, "start": sample.start}

@@ -4,12 +4,10 @@ Rows, one a (choice, way, sample): see ``data/README.md``.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.from_scratch import subject
 from kvreport.chapters.from_scratch.gpt.paths import WAYS, MakeReader, Window, refills, write
 from kvreport.chapters.from_scratch.rows import FORGOTTEN, POSTED, REPLY, REPLYS_WINDOW, WINDOW
@@ -29,7 +27,7 @@ def ways(block: int) -> dict[str, MakeReader]:
     }
 
 
-def measure(settings: ScratchSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Let every way write, greedily and sampled."""
     loaded = subject.load(settings, settings.dtypes[0])
     model, block = loaded.model, loaded.model.shape.block

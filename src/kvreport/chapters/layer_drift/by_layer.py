@@ -4,23 +4,20 @@ Rows, one a (model, dtype, sample, place): see ``data/README.md``.  Places are t
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # What is measured of a place's difference.
 _OF_DRIFT = ("max_abs", "rms", "relative_rms", "reference_rms", "differing_share")
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
     """Score one sample's last token both ways and yield a row for each place."""
     # One copy to the host for all layers: on a GPU each copy waits for everything before it.
     full, split = (
@@ -41,27 +38,21 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
         }
 
 
-def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
+def inputs(settings: LayerDriftSettings) -> Inputs:
     """Name both models and the corpus, and refuse what cannot be run."""
     names = (settings.model, settings.reference_model)
     return samples.inputs(settings, names, settings.n_samples, settings.n_tokens)
 
 
-def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: LayerDriftSettings, made_of: Inputs, writer: Writer) -> None:
     """Score the last token of every text both ways, with both models in every dtype."""
     for name, dtype in itertools.product([model["asked_for"] for model in made_of["models"]], settings.dtypes):
         loaded = samples.load(settings, name, dtype)
-        case, label = f"{name}|{dtype}", f"drift of {loaded.name}, {dtype}"
-        for text in samples.pending(settings, writer, loaded, case, settings.n_samples, settings.n_tokens, label):
+        for text in samples.pending(settings, writer, loaded, f"{name}|{dtype}", f"drift of {loaded.name}, {dtype}"):
             text.keep(compare(loaded.model, text.ids), start=text.sample.start, n_tokens=len(text.sample.ids))
 
 
-def work(settings: LayerDriftSettings) -> Work:
-    """Count the passes of each model in each dtype."""
-    return Work(lengths.middle(settings.n_tokens), 2 * settings.n_samples, settings.n_samples, settings.dtypes)
-
-
-EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work=work)
+EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work=Work.per_text(passes=2, steps=1))
 
 
 def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings | None:
@@ -70,7 +61,7 @@ def _of_other_lengths(settings: LayerDriftSettings) -> LayerDriftSettings | None
     return settings.model_copy(update=drawn) if settings.other_lengths else None
 
 
-def _inputs_of_lengths(settings: LayerDriftSettings) -> dict[str, Any] | None:
+def _inputs_of_lengths(settings: LayerDriftSettings) -> Inputs | None:
     if (changed := _of_other_lengths(settings)) is None:
         return None
     return inputs(changed) | {"texts": changed.n_samples, "lengths": changed.n_tokens}
@@ -80,5 +71,5 @@ LENGTHS = Experiment(
     "layer_drift_lengths", LayerDriftSettings, _inputs_of_lengths,
     lambda settings, made_of, writer: measure(_of_other_lengths(settings), made_of, writer),
     fields=frozenset({"model", "weights", "device", "seed", "corpus", "dtypes", "n_samples", "n_tokens", "memory"}),
-    work=lambda settings: work(changed) if (changed := _of_other_lengths(settings)) else None,
+    work=lambda settings: EXPERIMENT.work(_of_other_lengths(settings)),
 )

@@ -13,7 +13,7 @@ Rows, one a (model, dtype, prompt, method, step): see ``data/README.md``.
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import choosing
 from kvbook.models import corpus, loading
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
@@ -53,7 +53,7 @@ class Step(NamedTuple):
     token: int
     cache_length: int
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """Return what is recorded; equal digests are equal bits."""
         return {
             "logits_sha256": hashlib.sha256(self.logits.cpu().numpy().tobytes()).hexdigest()[:16], "token": self.token,
@@ -112,7 +112,7 @@ def _ties(step: Step, uncached: Step) -> dict[str, int]:
     return dict(zip(named.TIES, tied, strict=True))
 
 
-def inputs(settings: LayerDriftSettings) -> dict[str, Any]:
+def inputs(settings: LayerDriftSettings) -> Inputs:
     """Name both models, and refuse what cannot be run."""
     models = samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
     for model in models:
@@ -133,9 +133,7 @@ def prompts(settings: LayerDriftSettings, tokenizer) -> list[list[int]]:
     return [*first, *(sample.ids for sample in texts)]
 
 
-def _rows(
-    loaded: loading.Loaded, ids: torch.Tensor, length: int, limit: int | None, whole: bool
-) -> Iterator[dict[str, Any]]:
+def _rows(loaded: loading.Loaded, ids: torch.Tensor, length: int, limit: int | None, whole: bool) -> Rows:
     """Decode by every method; unless a prompt is decoded whole, to the first token that differs."""
     uncached = list(decode_uncached(loaded.model, ids, length))
     for method in named.METHODS:
@@ -155,7 +153,7 @@ def _rows(
                 break
 
 
-def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: LayerDriftSettings, made_of: Inputs, writer: Writer) -> None:
     """Decode by every method, for both models and every dtype."""
     todo = [(model, dtype) for model in made_of["models"] for dtype in settings.dtypes]
     for model, dtype in progress.track(todo, label="greedy decoding: model and dtype"):

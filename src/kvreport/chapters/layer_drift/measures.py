@@ -1,7 +1,6 @@
 """Measures of the chapter on issue 25420, then the sentences and the claims that they decide."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -72,65 +71,53 @@ IDENTICAL = Measure(
     "share of texts of drawn lengths whose logits are bitwise identical", "file", "dtype",
     rows="logits at drawn lengths", by=("dtype",), estimate=share("identical"),
 )
-IDENTICAL_AT_ALL_LENGTHS = replace(IDENTICAL, rows="logits at all lengths", by=("tokens", "dtype"))
+IDENTICAL_AT_ALL_LENGTHS = IDENTICAL.alike(rows="logits at all lengths", by=("tokens", "dtype"))
 GROWTH = Measure(
     "growth per layer of the absolute drift", "file", "model and dtype", "{:+.1%}", rows="layer_drift", by=_SERIES,
     estimate=partial(_growth, "max_abs"),
 )
-RELATIVE_GROWTH = replace(
-    GROWTH, name="growth per layer of the relative drift", estimate=partial(_growth, "relative_rms")
-)
+RELATIVE_GROWTH = GROWTH.alike("growth per layer of the relative drift", partial(_growth, "relative_rms"))
 RATIO = Measure(
     "drift of a dtype over that of the next finer one", "file", "model and pair of dtypes", "{:,.2g}",
     rows="layer_drift", by=_SERIES, over=("dtype", _finer), estimate=_ratio,
 )
-RATIO_OVER_ROUNDOFFS = replace(
-    RATIO, name="drift of a dtype over that of the next finer one, over the ratio of their roundoffs", form="{:.2f}",
-    estimate=partial(_over_roundoffs, _ratio),
+RATIO_OVER_ROUNDOFFS = RATIO.alike(
+    "drift of a dtype over that of the next finer one, over the ratio of their roundoffs",
+    partial(_over_roundoffs, _ratio), form="{:.2f}",
 )
-THEIR_GROWTH = replace(GROWTH, name="the issue's growth", unit="", rows="published", estimate=_fitted_growth)
-THEIR_RATIO = replace(RATIO, name="the issue's ratio", unit="", rows="published", estimate=_fitted_ratio)
-THEIR_RATIO_OVER_ROUNDOFFS = replace(THEIR_RATIO, estimate=partial(_over_roundoffs, _fitted_ratio))
+THEIR_GROWTH = GROWTH.alike("the issue's growth", _fitted_growth, unit="", rows="published")
+THEIR_RATIO = RATIO.alike("the issue's ratio", _fitted_ratio, unit="", rows="published")
+THEIR_RATIO_OVER_ROUNDOFFS = THEIR_RATIO.alike(estimate=partial(_over_roundoffs, _fitted_ratio))
 DIVERGENCE = Measure(
     "mean Kullback-Leibler divergence of the cached from the uncached next-token distribution, in nats", "file",
     "model and dtype", "{:.2g}", rows="logits", by=_SERIES, estimate=mean("kl_nats"),
 )
-FLIPS = Measure(
-    "share of texts whose most probable next token changes", "file", "model and dtype", "{:.3f}", rows="logits",
-    by=_SERIES, estimate=share("top1_flip"),
-)
+FLIPS = DIVERGENCE.alike("share of texts whose most probable next token changes", share("top1_flip"), form="{:.3f}")
 KEPT = Measure(
     "share of prompts whose tokens under “{method}” equal those without a cache", "prompt", "dtype", rows="divergence",
     by=("dtype",), estimate=share("equal", "prompt"),
 )
-KEPT_IN_ALL = replace(KEPT, by=(), series="")
+KEPT_IN_ALL = KEPT.alike(by=(), series="")
 MENDED = Measure("runs of the posted loop that position ids mend", rows="divergence", estimate=total("equal"))
-TIED = Measure(
-    "share of divergences of “{method}” at an exact tie", "prompt", "dtype", rows="divergences", by=("dtype",),
-    estimate=share("tied", "prompt"),
-)
+TIED = KEPT.alike("share of divergences of “{method}” at an exact tie", share("tied", "prompt"), rows="divergences")
 GENERATE_WRITES = Measure(
     "share of prompts on which `generate` writes the loop's tokens", series="dtype", rows="generate and the loop",
     by=("dtype",), estimate=part("token"),
 )
-GENERATE_COMPUTES = replace(
-    GENERATE_WRITES, name="share of prompts on which `generate` has the loop's logits after the first step",
-    estimate=part("logits"),
+GENERATE_COMPUTES = GENERATE_WRITES.alike(
+    "share of prompts on which `generate` has the loop's logits after the first step", part("logits")
 )
 UPCAST = Measure(
     "drift of the logits under a mitigation, over stock's", "file", "mitigation and dtype", rows="mitigated",
     by=("dtype", "variant"), over=("variant", STOCK), estimate=ratio_of_means("logits_relative_rms"),
 )
-STEP = replace(
-    UPCAST, name="time of a decode step under a mitigation, over stock's", estimate=median_of_ratios("decode_s")
-)
-PASS = replace(
-    UPCAST, name="time of the full pass under a mitigation, over stock's", estimate=median_of_ratios("full_s")
-)
-UPCAST_IDENTICAL = replace(UPCAST, name="share of texts with identical logits", over=None, estimate=share("identical"))
+STEP = UPCAST.alike("time of a decode step under a mitigation, over stock's", median_of_ratios("decode_s"))
+PASS = UPCAST.alike("time of the full pass under a mitigation, over stock's", median_of_ratios("full_s"))
+UPCAST_IDENTICAL = UPCAST.alike("share of texts with identical logits", share("identical"), over=None)
 COST_OF_STEP, COST_OF_PASS = (
-    replace(one, name=one.name.replace("mitigation", "mitigation that lowers the drift"),
-        rows="mitigations that lower the drift")
+    one.alike(
+        one.name.replace("mitigation", "mitigation that lowers the drift"), rows="mitigations that lower the drift"
+    )
     for one in (STEP, PASS)
 )
 
@@ -140,7 +127,7 @@ N_TOKENS = noted("layer_drift", "settings", "n_tokens")
 N_NEW_TOKENS = noted("greedy_paths", "settings", "n_new_tokens")
 TEXTS = Measure("texts", rows="layer_drift", estimate=distinct("sample"), form="{:.0f}")
 PROMPTS = Measure("prompts", rows="greedy_paths", estimate=distinct("prompt"), form="{:.0f}")
-MITIGATED_TEXTS = replace(TEXTS, rows="mitigations")
+MITIGATED_TEXTS = TEXTS.alike(rows="mitigations")
 INNER_LAYERS = Measure("inner layers", rows="inner", by=("layer",), estimate=first("layer"), form="{:.0f}")
 _CACHE_LENGTH = Measure(
     "positions that the cache holds at the end", rows="divergence", estimate=first("final_cache_length"), form="{:.0f}"

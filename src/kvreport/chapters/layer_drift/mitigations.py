@@ -4,15 +4,14 @@ Each sample goes through every variant before the next one comes, in an order th
 speed wanders favours none.  Rows, one a (dtype, sample, variant): see ``data/README.md``.
 """
 
-from typing import Any
 
 import torch
 
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import loading
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.
@@ -33,7 +32,7 @@ def dtypes(settings: LayerDriftSettings) -> list[str]:
     return [dtype for dtype in settings.dtypes if dtype in SIXTEEN_BITS]
 
 
-def inputs(settings: LayerDriftSettings) -> dict[str, Any] | None:
+def inputs(settings: LayerDriftSettings) -> Inputs | None:
     """Name the model and the corpus; None without a model of Llama's classes or a 16-bit dtype, or in little memory.
 
     A mitigation copies weights, and what it costs does not show where a pass waits for its weights.
@@ -44,14 +43,14 @@ def inputs(settings: LayerDriftSettings) -> dict[str, Any] | None:
     return samples.inputs(settings, [name], count, settings.n_tokens) | {"n_samples": count}
 
 
-def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: LayerDriftSettings, made_of: Inputs, writer: Writer) -> None:
     """Score every sample under every variant."""
     (name,) = (model["asked_for"] for model in made_of["models"])
     count, variants = made_of["n_samples"], mitigations.NAMES
     for dtype in dtypes(settings):
         loaded = samples.load(settings, name, dtype)
         patches = {variant: mitigations.prepare(loaded.model, variant) for variant in variants}
-        for text in samples.pending(settings, writer, loaded, dtype, count, settings.n_tokens, f"mitigations, {dtype}"):
+        for text in samples.pending(settings, writer, loaded, dtype, f"mitigations, {dtype}", n_samples=count):
             with torch.inference_mode():
                 if not text.sample.index:
                     # The first calls of each variant fill allocators and kernel caches.
@@ -64,7 +63,7 @@ def measure(settings: LayerDriftSettings, made_of: dict[str, Any], writer: recor
             text.keep(rows, n_tokens=len(text.sample.ids))
 
 
-def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigations.Patch]) -> dict[str, Any]:
+def _compare(loaded: loading.Loaded, ids: torch.Tensor, patches: list[mitigations.Patch]) -> Row:
     model = loaded.model
     with mitigations.applied(patches):
         full, full_s = timing.timed(lambda: full_and_split.full_pass(model, ids), model.device)

@@ -8,7 +8,6 @@ Rows, one a (model, step): see ``data/README.md``.
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -17,8 +16,7 @@ from kvbook import progress
 from kvbook.errors import UserError
 from kvbook.measuring import choosing
 from kvbook.models import loading, packages, placement, sources
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
 from kvreport.chapters.models.settings import ModelsSettings
 
 
@@ -50,7 +48,7 @@ def write(
         ids = torch.hstack([ids, token[None, None]])
 
 
-def inputs(settings: ModelsSettings) -> dict[str, Any]:
+def inputs(settings: ModelsSettings) -> Inputs:
     """Name the models, and refuse what cannot be run."""
     placement.dtype_on(settings.dtype, placement.device_of(settings.device))
     if not (asked := names(settings)):
@@ -63,12 +61,9 @@ def inputs(settings: ModelsSettings) -> dict[str, Any]:
     return {"models": models}
 
 
-def measure(settings: ModelsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: ModelsSettings, made_of: Inputs, writer: Writer) -> None:
     """Let every model write."""
-    units = {
-        f"{model['asked_for']}|package" if model["weights"] == "package" else model["asked_for"]: model
-        for model in made_of["models"]
-    }
+    units = {f"{model['asked_for']}|{model['weights']}": model for model in made_of["models"]}
     for unit, model in writer.pending(units, "greedy samples: model"):
         name = model["asked_for"]
         weights = "package" if model["weights"] == "package" else settings.weights

@@ -18,15 +18,14 @@ STATEMENTS = {
 
 # Facts for the prose.
 FAMILIES = Measure("families", form="{:.0f}", rows="stand-ins", estimate=distinct("family"))
-MILLIONS = Measure(
-    "million parameters", form="{:.1f}", rows="stand-ins", by=("family",),
-    estimate=counted(lambda of: of["parameters"].iloc[0] / 1e6),
+MILLIONS = FAMILIES.alike(
+    "million parameters", counted(lambda of: of["parameters"].iloc[0] / 1e6), form="{:.1f}", by=("family",)
 )
 LARGE_FP32, LARGE_16, LARGE_4 = (
     Measure("GiB of weights", form="{:.0f}", rows="large models", by=("hub id",), estimate=first(stored))
     for stored in ("fp32", "16-bit", "4-bit")
 )
-HELD_OUT_FILES = Measure("held-out files", form="{:.0f}", rows="stand-ins", estimate=first("held-out files"))
+HELD_OUT_FILES = FAMILIES.alike("held-out files", first("held-out files"))
 TRAINED_TOKENS = worded(
     "stand-ins", lambda of: " and ".join(f"{count / 1e6:.1f}" for count in sorted(of["trained tokens"].unique()))
 )

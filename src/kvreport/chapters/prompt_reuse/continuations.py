@@ -46,8 +46,8 @@ from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches, choosing
 from kvbook.models import corpus, loading
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -206,7 +206,7 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
             yield named.SHARED, kind, generate(model, item.ids, n_new_tokens, reusable)
 
 
-def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> dict[str, Any]:
+def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> Inputs:
     """Name the models and texts, and refuse texts that are longer than a model's context."""
     models = split_keys.identities(settings)
     for model in models:
@@ -216,17 +216,17 @@ def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> dict
     return {"texts": documents.published(named.DOCUMENT)["generation"], "models": models} | more
 
 
-def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+def inputs(settings: PromptReuseSettings) -> Inputs:
     """Name the models, the thread's texts and the corpus, and refuse what cannot be run."""
     return _inputs(settings, _posted_and_corpus_items, corpus=corpus.describe(settings.corpus))
 
 
-def inputs_questions(settings: PromptReuseSettings) -> dict[str, Any] | None:
+def inputs_questions(settings: PromptReuseSettings) -> Inputs | None:
     """Name the models and the questions; None where none is asked for."""
     return _inputs(settings, question_items, questions=questions(settings)) if settings.n_prompts else None
 
 
-def _measure(items_of: Items, settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def _measure(items_of: Items, settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
     """Continue every text in every way, for all models and dtypes; the corpus in the first dtype alone."""
     for model, dtype in itertools.product(made_of["models"], settings.dtypes):
         loaded = samples.load(settings, model["asked_for"], dtype)
@@ -243,9 +243,7 @@ def _measure(items_of: Items, settings: PromptReuseSettings, made_of: dict[str, 
                 writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
 
 
-def _rows(
-    tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, output: ModelOutput
-) -> Iterator[dict[str, Any]]:
+def _rows(tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, output: ModelOutput) -> Rows:
     shared, n_prefix, n_prompt = caches.shared_length(item.prefix_ids, item.ids), len(item.prefix_ids), len(item.ids)
     held = {named.NO_REUSE: 0, named.AS_IS: n_prefix, named.SHARED: min(shared, n_prompt - 1)}[way]
     tokens, cache_length = output.sequences[0, n_prompt:].tolist(), caches.length(output.past_key_values)

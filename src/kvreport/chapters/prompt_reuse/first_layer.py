@@ -16,8 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook.models import placement, registry
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -48,14 +47,14 @@ def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> t
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
-def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+def inputs(settings: PromptReuseSettings) -> Inputs:
     """Name the document's shapes and counts, and refuse a device or dtype that is not there."""
     placement.check(settings.device, settings.dtypes)
     counts = documents.published(named.DOCUMENT)["split"]["counts"]
     return {"shapes": {count["hub_id"]: shape_of(count["hub_id"]) for count in counts}, "counts": counts}
 
 
-def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
     """Compare the first layer's keys at every length of the second part, for the document's two shapes."""
     device = placement.device_of(settings.device)
     units = {f"{count['hub_id']}|{name}": (count, name) for count in made_of["counts"] for name in settings.dtypes}

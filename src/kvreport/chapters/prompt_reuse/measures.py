@@ -1,6 +1,5 @@
 """What the rows of the chapter on reusing a prompt's cache say: its measures, then the sentences and the claims."""
 
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -19,7 +18,7 @@ EQUAL = Measure(
     "share of prompts whose tokens equal those without reuse", "prompt", "case and dtype", rows="continuations",
     by=("case", "dtype"), estimate=share("equal", "prompt"),
 )
-EQUAL_BY_WAY = replace(EQUAL, by=("case", "dtype", "way"))
+EQUAL_BY_WAY = EQUAL.alike(by=("case", "dtype", "way"))
 AFTER_SPACE, BEFORE_SPACE, TEMPLATE = (
     EQUAL.where(way=named.AS_IS, case=case) for case in (named.DOCUMENTED, named.SPACE, named.CHAT)
 )
@@ -39,27 +38,27 @@ CHANGED = Measure(
     "share of cuts after which the first part's ids do not begin the whole text's", "file", "vocabulary",
     rows="tokenizer boundaries", by=("tokenizer",), estimate=share("changes"),
 )
-CHANGED_BY_PLACE = replace(CHANGED, by=("tokenizer", "place"))
-LOST = Measure(
-    "mean number of tokens that a cut leaves unshared", "", "vocabulary", "{:.1f}", rows="tokenizer boundaries",
-    by=("tokenizer",), estimate=counted(lambda cuts: cuts["lost"].mean()),
+CHANGED_BY_PLACE = CHANGED.alike(by=("tokenizer", "place"))
+LOST = CHANGED.alike(
+    "mean number of tokens that a cut leaves unshared", computed("lost", "mean"), unit="", form="{:.1f}"
 ).where(place=named.ANYWHERE)
 
 DIFFERING = Measure(
     "keys and values of the response that differ, in all layers", "", "model and dtype", "{:,.0f}",
     rows="keys and values", by=("model", "dtype", "variant"), estimate=total("n_differing"),
 ).where(part="response")
-CHANGE = replace(
-    DIFFERING, name="change of the number of differing elements by the switch", over=("variant", named.POSTED),
-    estimate=counted(lambda switched, posted: abs(switched["n_differing"].sum() - posted["n_differing"].sum())),
+CHANGE = DIFFERING.alike(
+    "change of the number of differing elements by the switch",
+    counted(lambda switched, posted: abs(switched["n_differing"].sum() - posted["n_differing"].sum())),
+    over=("variant", named.POSTED),
 )
-DEEPER = replace(DIFFERING, name="keys and values of the response that differ, after the first layer").where(
+DEEPER = DIFFERING.alike("keys and values of the response that differ, after the first layer").where(
     variant=named.POSTED, deep=True
 )
-DEEPER_SHARE = replace(DEEPER, form="{:.0%}", by=("dtype",), estimate=part("n_differing", of="n_elements"))
-ROUNDOFFS = replace(
-    DIFFERING, name="largest difference of a layer, in unit roundoffs of its size", form="{:.0f}",
-    estimate=counted(lambda layers: layers["relative_roundoffs"].max()),
+DEEPER_SHARE = DEEPER.alike(form="{:.0%}", by=("dtype",), estimate=part("n_differing", of="n_elements"))
+ROUNDOFFS = DIFFERING.alike(
+    "largest difference of a layer, in unit roundoffs of its size",
+    computed("relative_roundoffs", "max"), form="{:.0f}",
 ).where(variant=named.POSTED)
 
 KEYS = Measure(
@@ -67,26 +66,23 @@ KEYS = Measure(
     estimate=total("n_differing"),
 )
 KEYS_AS_POSTED = KEYS.where(variant=named.POSTED, thread_length=True)
-KEYS_AS_POSTED_SHARE = replace(KEYS_AS_POSTED, form="{:.0%}", estimate=part("n_differing", of="n_elements"))
-PUBLISHED_SHARE = Measure(
-    "published share of the response's keys that differ", "", "model", "{:.0%}", rows="published shares",
-    by=("model",), estimate=first("share"),
+KEYS_AS_POSTED_SHARE = KEYS_AS_POSTED.alike(form="{:.0%}", estimate=part("n_differing", of="n_elements"))
+PUBLISHED_SHARE = KEYS.alike(
+    "published share of the response's keys that differ", first("share"), form="{:.0%}", rows="published shares"
 )
 
 # The thread loads its first example in the library's default, which was fp32 then.
-POSTED_KEYS = replace(KEYS_AS_POSTED.where(dtype=_FP32), name=f"{KEYS.name} in fp32 as posted")
+POSTED_KEYS = KEYS_AS_POSTED.where(dtype=_FP32).alike(f"{KEYS.name} in fp32 as posted")
 KEYS_AT_ANY_LENGTH = KEYS.where(variant=named.POSTED, dtype=_FP32)
-KEYS_ANYWHERE = replace(KEYS_AT_ANY_LENGTH, name="the same at all numbers of tokens fed that were tried, together")
+KEYS_ANYWHERE = KEYS_AT_ANY_LENGTH.alike("the same at all numbers of tokens fed that were tried, together")
 
 # Facts for the prose.
 MODEL = noted("prompt_reuse", "models", 0, "name")
 N_NEW_TOKENS = noted("prompt_reuse", "settings", "n_new_tokens")
 QUESTIONS = Measure("questions", rows="reused_questions", estimate=distinct("item"), form="{:.0f}")
 FORKS = Measure("answers that differ", rows="forks", by=("dtype",), estimate=counted(len), form="{:.0f}")
-WIDEST_LEAD = replace(
-    FORKS, name="largest lead at their first token that differs", form="{:g}", estimate=computed("widest", "max")
-)
-TIED_FORKS = replace(FORKS, name="answers with a tie there", estimate=total("tied"))
+WIDEST_LEAD = FORKS.alike("largest lead at their first token that differs", computed("widest", "max"), form="{:g}")
+TIED_FORKS = FORKS.alike("answers with a tie there", total("tied"))
 FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}")
 
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")

@@ -19,8 +19,8 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook.measuring import agreement, full_and_split
 from kvbook.models import loading
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
@@ -93,7 +93,7 @@ def in_two_parts(
     return feed(slice(n_prompt, total), cache)
 
 
-def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any]]:
+def compare(whole: Cache, split: Cache, n_prompt: int) -> Rows:
     """Yield one row for each layer, tensor and part of the text."""
     for layer, (one, other) in enumerate(zip(whole.layers, split.layers, strict=True)):
         for tensor in ("keys", "values"):
@@ -103,7 +103,7 @@ def compare(whole: Cache, split: Cache, n_prompt: int) -> Iterator[dict[str, Any
                 yield about | difference(first[:, :, rows], second[:, :, rows])
 
 
-def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
+def difference(reference: torch.Tensor, other: torch.Tensor) -> Row:
     """Compare two tensors element by element, as one flat vector."""
     apart = agreement.ulps(reference, other).flatten()
     differing = apart[apart > 0]
@@ -115,7 +115,7 @@ def difference(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+def inputs(settings: PromptReuseSettings) -> Inputs:
     """Name the models and the thread's texts, and refuse what cannot be run."""
     models = identities(settings)
     for model in models:
@@ -124,7 +124,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     return {"texts": documents.published(named.DOCUMENT)["split"], "models": models}
 
 
-def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
     """Compare whole and in two parts for every model, dtype and variant."""
     names = [model["asked_for"] for model in made_of["models"]]
     units = {f"{name}|{dtype}": (name, dtype) for name in names for dtype in settings.dtypes}

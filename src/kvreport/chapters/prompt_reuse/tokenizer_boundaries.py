@@ -15,8 +15,8 @@ from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches
 from kvbook.models import corpus, loading
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 
@@ -52,7 +52,7 @@ def tokenizers(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> d
     return found
 
 
-def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
+def inputs(settings: PromptReuseSettings) -> Inputs:
     """Name vocabularies, models and corpus, and refuse a corpus without a file that can be cut."""
     if not any(len(document.text) > 1 for document in corpus.documents(settings.corpus)):
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
@@ -63,7 +63,7 @@ def inputs(settings: PromptReuseSettings) -> dict[str, Any]:
     }
 
 
-def measure(settings: PromptReuseSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
     """Cut every file of the corpus at random characters and compare the ids."""
     by_name = tokenizers(settings, made_of["models"])
     texts = [document for document in corpus.documents(settings.corpus) if len(document.text) > 1]

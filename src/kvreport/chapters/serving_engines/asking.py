@@ -1,11 +1,12 @@
 """Requests to an engine's server by token ids, and what it tells of each token that it writes."""
 
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from kvbook.scores import adapters
 from kvbook.server.client import Client, Refused
+from kvbook.server.session import FIELDS
 
 # Likeliest tokens of each position, over which a divergence is taken.
 TOP = 20
@@ -22,12 +23,8 @@ class Written(NamedTuple):
 
 def ask(server: Client, ids: Sequence[int], tokens: int, cold: Sequence[str] = ()) -> Written:
     """Have a prompt continued greedily; with the fields of `cold`, from nothing reused."""
-    body = {
-        "model": server.model, "prompt": list(ids), "max_tokens": tokens, "temperature": 0, "logprobs": TOP,
-        "return_tokens_as_token_ids": True,
-    }
-    fresh = {"cache_salt": uuid.uuid4().hex, "cache_prompt": False}
-    return written(server.call("POST", "/completions", body | {name: fresh[name] for name in cold}))
+    fresh = {name: FIELDS[name]() for name in cold}
+    return written(server.continued(list(ids), tokens, logprobs=TOP, return_tokens_as_token_ids=True, **fresh))
 
 
 def together(server: Client, prompts: Sequence[Sequence[int]], tokens: int, cold: Sequence[str] = ()) -> list[Written]:
@@ -38,18 +35,14 @@ def together(server: Client, prompts: Sequence[Sequence[int]], tokens: int, cold
 
 def written(reply: Mapping[str, Any]) -> Written:
     """Read an answer whose tokens have ids: llama.cpp's form, or vLLM's."""
-    told = reply["choices"][0].get("logprobs") or {}
     details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
-    if content := told.get("content"):
-        top = [{each["id"]: each["logprob"] for each in one["top_logprobs"]} for one in content]
-        tokens, logprobs = [one["id"] for one in content], [one["logprob"] for one in content]
-    elif told.get("tokens"):
-        top = [{_id(name): value for name, value in each.items()} for each in told["top_logprobs"]]
-        tokens, logprobs = [_id(name) for name in told["tokens"]], told["token_logprobs"]
-    else:
+    tokens, logprobs, likeliest = adapters.of_choice(reply["choices"][0], "id")
+    if not tokens:
         raise Refused("the answer has no log-probabilities")
-    return Written(tokens, logprobs, top, details.get("cached_tokens"))
+    top = [{_id(token): value for token, value in each.items()} for each in likeliest]
+    return Written([_id(token) for token in tokens], logprobs, top, details.get("cached_tokens"))
 
 
-def _id(name: str) -> int:
-    return int(name.removeprefix("token_id:"))
+def _id(token: int | str) -> int:
+    """Read an id, in vLLM's form too, which is a text."""
+    return int(str(token).removeprefix("token_id:"))

@@ -1,9 +1,8 @@
 """Measures of the chapter on serving engines, then the sentences that they decide."""
 
-from dataclasses import replace
 
 from kvreport.chapters.serving_engines import rows as named
-from kvreport.publishing.estimators import computed, counted, distinct, mean, share
+from kvreport.publishing.estimators import computed, counted, distinct, lacking, mean, share
 from kvreport.publishing.measures import Measure, noted, of_model
 from kvreport.publishing.rules import NONE, Bound
 
@@ -12,58 +11,58 @@ BITS = Measure(
     "share of prompts whose text and log-probabilities are bitwise those of a cold request", "text", "engine",
     "{:.0%}", rows="ways", by=("engine", "dtype", "way"), estimate=share("bits_equal", "text"),
 )
-TEXTS = replace(BITS, name="share of prompts whose tokens are all equal to those of a cold request",
-    estimate=share("texts_equal", "text"))
-MOVED = replace(
-    BITS, name="largest |Δ log p| (nats) against a cold request, up to the first other token", unit="",
-    form="{:.2g}", estimate=computed("max_abs", "max"),
+TEXTS = BITS.alike(
+    "share of prompts whose tokens are all equal to those of a cold request", share("texts_equal", "text")
 )
-OVER_BATCH = replace(
-    MOVED, name="largest |Δ log p| of a way over that of a batch of eight", over=("way", named.BATCH), form="{:.1f}",
+MOVED = BITS.alike(
+    "largest |Δ log p| (nats) against a cold request, up to the first other token", computed("max_abs", "max"), unit="",
+    form="{:.2g}",
+)
+OVER_BATCH = MOVED.alike(
+    "largest |Δ log p| of a way over that of a batch of eight",
     # Where neither moves a bit, the way moves nothing over the batch.
-    estimate=counted(lambda rows, other: rows["max_abs"].max() / max(other["max_abs"].max(), 1e-12)),
+    counted(lambda rows, other: rows["max_abs"].max() / max(other["max_abs"].max(), 1e-12)),
+    over=("way", named.BATCH), form="{:.1f}",
 )
-REUSED = replace(MOVED, name="most tokens that a request reused", form="{:.0f}", estimate=computed("cached", "max"))
+REUSED = MOVED.alike("most tokens that a request reused", computed("cached", "max"), form="{:.0f}")
 
 # Cold requests against transformers in fp64, on the engine's own text.
 ERROR = Measure(
     "mean |Δ log p| (nats) against fp64", "text", "engine", "{:.2g}", rows="cold", by=("engine", "dtype"),
     estimate=mean("error"),
 )
-ERROR_OVER_VLLM = replace(
-    ERROR, name="mean |Δ log p| against fp64, over that of vLLM", unit="", form="{:.0f}", over=("engine", "vLLM"),
-    estimate=counted(lambda rows, other: rows["error"].mean() / other["error"].mean()),
+ERROR_OVER_VLLM = ERROR.alike(
+    "mean |Δ log p| against fp64, over that of vLLM",
+    counted(lambda rows, other: rows["error"].mean() / other["error"].mean()), unit="", form="{:.0f}",
+    over=("engine", "vLLM"),
 )
-WAY_ERROR = replace(ERROR, rows="tokens", by=("engine", "dtype", "way"))
-ERROR_OVER_PARTS = replace(
-    ERROR_OVER_VLLM, name="mean |Δ log p| against fp64, over that of attention in parts", rows=WAY_ERROR.rows,
-    by=WAY_ERROR.by, over=("way", named.UNFUSED),
+WAY_ERROR = ERROR.alike(rows="tokens", by=("engine", "dtype", "way"))
+ERROR_OVER_PARTS = ERROR_OVER_VLLM.alike(
+    "mean |Δ log p| against fp64, over that of attention in parts", rows=WAY_ERROR.rows, by=WAY_ERROR.by,
+    over=("way", named.UNFUSED),
 )
-KL = replace(ERROR, name="mean KL (nats) of fp64 from the engine, by its 20 likeliest tokens", estimate=mean("kl_fp64"))
+KL = ERROR.alike("mean KL (nats) of fp64 from the engine, by its 20 likeliest tokens", mean("kl_fp64"))
 
 # Engine against engine.
 PAIR_TEXTS = Measure(
     "share of prompts whose tokens are equal", "text", "engines", "{:.0%}", rows="engines", by=("engines",),
     estimate=share("texts_equal", "text"),
 )
-PAIR_MOVED = replace(PAIR_TEXTS, name="mean |Δ log p| (nats)", form="{:.2g}", estimate=mean("mean_abs"))
+PAIR_MOVED = PAIR_TEXTS.alike("mean |Δ log p| (nats)", mean("mean_abs"), form="{:.2g}")
 
 # Facts for the prose.
 MODEL = noted("served_llama_cpp", "models", 0, "name")
 PROMPTS = Measure("prompts", rows="cold", estimate=distinct("sample"), form="{:,.0f}")
 
 # Facts for checks.
-OTHER_TEXTS = replace(
-    MOVED, name="prompts after which another token is written than cold", form="{:.0f}",
-    estimate=counted(lambda rows: (rows["texts_equal"] == 0).sum()),
+OTHER_TEXTS = MOVED.alike(
+    "prompts after which another token is written than cold", lacking("texts_equal"), form="{:.0f}"
 )
-PAIR_OTHER_TEXTS = replace(
-    PAIR_TEXTS, name="prompts after which two engines write another token", unit="", form="{:.0f}",
-    estimate=counted(lambda rows: (rows["texts_equal"] == 0).sum()),
+PAIR_OTHER_TEXTS = PAIR_TEXTS.alike(
+    "prompts after which two engines write another token", lacking("texts_equal"), unit="", form="{:.0f}"
 )
-OTHER_BITS = replace(
-    OTHER_TEXTS, name="prompts after which a bit of the answer differs from the cold one",
-    estimate=counted(lambda rows: (rows["bits_equal"] == 0).sum()),
+OTHER_BITS = OTHER_TEXTS.alike(
+    "prompts after which a bit of the answer differs from the cold one", lacking("bits_equal")
 )
 _SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")

@@ -7,14 +7,13 @@ An experiment for each engine, which measures nothing where its environment is n
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from kvbook.errors import UserError
 from kvbook.models import corpus, loading, placement
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvbook.server.client import Refused
 from kvreport.chapters.serving_engines import asking, transformers_itself
 from kvreport.chapters.serving_engines import rows as named
@@ -36,7 +35,7 @@ def prompts(settings: ServingEnginesSettings, texts: str) -> list[corpus.Sample]
     return samples.prompts(settings, texts, settings.n_samples, settings.prompt_tokens)
 
 
-def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
+def inputs(settings: ServingEnginesSettings) -> Inputs:
     """Name the model and the texts, and refuse what cannot be run."""
     placement.check(settings.device, (FP32, BF16, "float64"))
     model = loading.identify(settings.model, settings.weights, settings.seed)
@@ -46,7 +45,7 @@ def inputs(settings: ServingEnginesSettings) -> dict[str, Any]:
     return {"models": [model], "texts": [corpus.describe(texts) for texts in settings.populations]}
 
 
-def measure_transformers(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure_transformers(settings: ServingEnginesSettings, _made_of: Inputs, writer: Writer) -> None:
     """Let the library itself write."""
     for dtype in (FP32, BF16):
         _record(settings, writer, "transformers", dtype)
@@ -71,7 +70,7 @@ def _asking(settings: ServingEnginesSettings, name: str, dtype: str, mode: str) 
         yield ask
 
 
-def _record(settings: ServingEnginesSettings, writer: records.Writer, name: str, dtype: str, mode: str = "") -> None:
+def _record(settings: ServingEnginesSettings, writer: Writer, name: str, dtype: str, mode: str = "") -> None:
     """Open a server once for a mode, or for all plain ways that are missing, and write their rows."""
     ways = (mode,) if mode else named.PLAIN
     units = {f"{dtype} {way} {texts}": (way, texts) for way in ways for texts in settings.populations}
@@ -106,7 +105,7 @@ def _eights(asked: list[corpus.Sample]) -> list[list[corpus.Sample]]:
     return [[asked[row % len(asked)] for row in range(start, start + named.TOGETHER)] for start in starts]
 
 
-def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Iterator[dict[str, Any]]:
+def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Rows:
     """Lay out what was written, beside what fp64 says of the same text."""
     logs = transformers_itself.read(said, prompt, one.tokens)
     for place, (token, value, top) in enumerate(zip(one.tokens, one.logprobs, one.top, strict=True)):
@@ -145,12 +144,12 @@ def _of(name: str, dtype: str) -> Experiment:
     """Make an engine's experiment, which measures nothing without the engine, or on weights that it does not serve."""
     engine = ENGINES[name]
 
-    def inputs_of(settings: ServingEnginesSettings) -> dict[str, Any] | None:
+    def inputs_of(settings: ServingEnginesSettings) -> Inputs | None:
         if (settings.model, settings.weights) != (serving.MODEL, "package") or not environments.is_here(name):
             return None
         return inputs(settings) | {"engine": list(engine.packages)}
 
-    def measure(settings: ServingEnginesSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+    def measure(settings: ServingEnginesSettings, _made_of: Inputs, writer: Writer) -> None:
         for mode in ("", *(engine.modes if dtype == FP32 else ())):
             _record(settings, writer, name, dtype, mode)
 

@@ -12,7 +12,6 @@ the same prompt, greedily; a step is one token, its logits and the largest of th
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from kvbook.measuring import decoding, large_pages
 from kvbook.measuring.one_call import fits
 from kvbook.models import loading
 from kvbook.runs import evidence, recording
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Rows
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.one_call import FASTEST, by_calls, in_the_middle, steps_of, work
 from kvreport.chapters.static_cache.rows import ONE_CALL, OURS, THEIRS
@@ -33,7 +32,7 @@ from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, Stat
 from kvreport.engines.gguf_file import write_gguf
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+def inputs(settings: StaticCacheSettings) -> Inputs | None:
     """Name the model; None where the chapter's own settings ask, for llama.cpp is no dependency."""
     if not isinstance(settings, BesideLlamaCppSettings):
         return None
@@ -49,7 +48,7 @@ def _library() -> Any:
 
 
 @subject.measured_at_once
-def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, _: Inputs, loaded: loading.Loaded) -> Rows:
     """Let all decode by turns."""
     ids = subject.prompt(settings, loaded)
     count, begins = settings.n_new_tokens, set()

@@ -5,8 +5,6 @@ bytes in use just before are noted beside it.  Rows, one a (cache, length): see 
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +12,7 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import caches, choosing, memory
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
@@ -29,7 +27,7 @@ def lengths(settings: StaticCacheSettings) -> tuple[int, ...]:
 
 
 @subject.measured_at_once
-def measure(settings: StaticCacheSettings, made_of: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, made_of: Inputs, loaded: loading.Loaded) -> Rows:
     """Count bytes at every length, with each kind of cache."""
     model, device = loaded.model, loaded.model.device
     per_token = memory.kv_bytes_per_token(model.config, model.dtype)

@@ -7,7 +7,7 @@ Each runs on usual and, where the system has them, on large pages of memory.  Ro
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ import torch
 from kvbook import progress
 from kvbook.measuring import large_pages, timing
 from kvbook.models import placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Elements of fp32: 256 MiB an array.
@@ -24,7 +23,7 @@ _N = 1 << 26
 _REPEATS = 5
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+def inputs(settings: StaticCacheSettings) -> Inputs:
     """Refuse a device that is not there."""
     placement.device_of(settings.device)
     return {}
@@ -45,7 +44,7 @@ def reading(place: Callable[[], torch.Tensor]) -> dict[str, tuple[Callable[[], A
     }
 
 
-def read(device: torch.device) -> Iterator[dict[str, Any]]:
+def read(device: torch.device) -> Rows:
     """Time every kernel."""
     places = {"usual": lambda: torch.ones(_N, device=device)}
     if device.type == "cpu" and large_pages.asked_for():
@@ -58,7 +57,7 @@ def read(device: torch.device) -> Iterator[dict[str, Any]]:
                 yield {"kernel": kernel, "pages": pages, "repeat": repeat, "n_bytes": n_bytes, "seconds": seconds}
 
 
-def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, _made_of: Inputs, writer: Writer) -> None:
     """Append all rows as one unit."""
     if "all" not in writer.done:
         writer.append("all", read(placement.device_of(settings.device)))

@@ -5,8 +5,6 @@ read memory: a step, which reads all weights and on average half of the cache, t
 (repeat, program): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from kvbook import native, progress
 from kvbook.measuring import decoding, large_pages, memory, timing
 from kvbook.measuring.one_call import OneCall, fits
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work
 from kvreport.chapters.static_cache import memory_bandwidth, subject
 from kvreport.chapters.static_cache.rows import GENERATE, MEMORY, ONE_CALL, OURS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -24,7 +22,7 @@ FASTEST = decoding.Way("static", True, True, True)
 _FIRST_STEPS = 3
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+def inputs(settings: StaticCacheSettings) -> Inputs | None:
     """Name the model; None where there is no such step, or no compiler for it."""
     if settings.scope != "layer" or settings.device != "cpu" or settings.dtype != "bfloat16" or not native.compiler():
         return None
@@ -33,7 +31,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
 
 
 @subject.measured_at_once
-def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, _: Inputs, loaded: loading.Loaded) -> Rows:
     """Let all three decode by turns, with memory in between, and count the tokens that are the one-row step's."""
     if not fits(loaded.model):
         return
@@ -62,7 +60,7 @@ def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Lo
             yield from ({"repeat": repeat} | row for row in rows)
 
 
-def in_the_middle(seconds: list[float]) -> dict[str, Any]:
+def in_the_middle(seconds: list[float]) -> Row:
     """Return the number of steps after the first ones, and their median; of few steps all count."""
     steps = seconds[_FIRST_STEPS:] or seconds
     return {"n_steps": len(steps), "step_s": float(np.median(steps))}

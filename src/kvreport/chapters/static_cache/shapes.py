@@ -5,15 +5,13 @@ printed the shape of the ids behind a step without a cache, and of the keys behi
 which it took for the length, is printed too.  Rows, one a (cache, step): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import caches, choosing, memory
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Rows
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
@@ -23,7 +21,7 @@ from kvreport.publishing import documents
 N_STEPS, ROOM = 5, 1024
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the model and the ids, and refuse what cannot be run."""
     return subject.inputs(settings) | {"ids": _ids(settings)}
 
@@ -37,7 +35,7 @@ def _ids(settings: StaticCacheSettings) -> list[int]:
 
 
 @subject.measured_at_once
-def measure(_: StaticCacheSettings, made_of: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
+def measure(_: StaticCacheSettings, made_of: Inputs, loaded: loading.Loaded) -> Rows:
     """Take the document's steps with each kind of cache."""
     config = loaded.model.config
     room = min(ROOM, loading.context_length(config) or ROOM)
@@ -47,7 +45,7 @@ def measure(_: StaticCacheSettings, made_of: dict[str, Any], loaded: loading.Loa
         yield from _steps(loaded.model, ids, kind, room)
 
 
-def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> Iterator[dict[str, Any]]:
+def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> Rows:
     per_token = memory.kv_bytes_per_token(model.config, model.dtype)
     cache: Cache | None = None if kind == "none" else caches.make(kind, model.config, room)
     for step, (fed, _, _) in enumerate(choosing.written(model, ids, N_STEPS, cache)):

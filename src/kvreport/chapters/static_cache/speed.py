@@ -9,7 +9,6 @@ tokens that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +19,7 @@ from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import loading, placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.static_cache import rows as named
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -42,7 +40,7 @@ def ways(settings: StaticCacheSettings) -> list[Way]:
     return found
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the timed model, and refuse what cannot be run."""
     made_of = subject.inputs(settings)
     n_prompt = len(loading.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
@@ -60,7 +58,7 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, _made_of: Inputs, writer: Writer) -> None:
     """Time loading, compilation, prefill and decoding apart."""
     if "all" in writer.done:
         return
@@ -78,7 +76,7 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
     writer.append("all", [loaded.about | row for row in rows])
 
 
-def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Iterator[dict[str, Any]]:
+def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Rows:
     """Warm everything up, then give `generate` and the loop their turns, in an order that turns with every repeat."""
     timed = _Timed(model, ids, settings)
     # For buffers a few tokens do; on a GPU a static cache sets off a compilation, which depends on the length.
@@ -100,7 +98,7 @@ def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSetti
         yield from _head(model, ids.shape[1] + settings.n_new_tokens, repeat)
 
 
-def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Iterator[dict[str, Any]]:
+def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Rows:
     """Time the head on the last row: with no cache, `generate` slices it out of all rows without copying it."""
     head = model.get_output_embeddings()
     rows = torch.ones(1, n_tokens, head.in_features, dtype=model.dtype, device=model.device)
@@ -129,7 +127,7 @@ class _Timed:
         self._made: Counter[str] = Counter()
         self._written: torch.Tensor | None = None
 
-    def generated(self, cache: str, repeat: int, count: int) -> list[dict[str, Any]]:
+    def generated(self, cache: str, repeat: int, count: int) -> list[Row]:
         """Write one text by `generate`; the turn before the first one has a number below 0."""
         before = graphs_compiled()
         _, seconds = timing.timed(
@@ -144,7 +142,7 @@ class _Timed:
         row = _row(way, repeat, phase, 0, self._ids.shape[1], seconds, graphs=self._made[cache])
         return [row | {"engine": named.GENERATE, "n_steps": count}]
 
-    def first_steps(self) -> Iterator[dict[str, Any]]:
+    def first_steps(self) -> Rows:
         """Compile, and take the first steps of every way of the loop."""
         for way, decoder in progress.track(self.ways.items(), len(self.ways), "first steps, compiling: way"):
             # The first step makes the graph, the second may make it again for a length that turned out to vary.
@@ -154,7 +152,7 @@ class _Timed:
                 yield row
             decoder.close()
 
-    def written(self, way: Way, repeat: int, count: int) -> list[dict[str, Any]]:
+    def written(self, way: Way, repeat: int, count: int) -> list[Row]:
         """Read the prompt and write one text by the loop."""
         decoder, length = self.ways[way], self._ids.shape[1]
         token, seconds = timing.timed(lambda: decoder.start(self._ids), self._ids.device)
@@ -168,7 +166,7 @@ class _Timed:
             self._written = torch.cat(tokens, 1)
         return rows
 
-    def at_some_lengths(self, way: Way, repeat: int) -> Iterator[dict[str, Any]]:
+    def at_some_lengths(self, way: Way, repeat: int) -> Rows:
         """Take steps at some lengths on the tokens that a cached way wrote."""
         decoder, last = self.ways[way], self._written.shape[1] - 1
         for step in sorted({1 + round(i * (last - 1) / (_N_LENGTHS - 1)) for i in range(_N_LENGTHS)}):
@@ -176,9 +174,7 @@ class _Timed:
             yield self._step(way, repeat, named.DECODE, step, self._written[:, step - 1 : step])[1]
         decoder.close()
 
-    def _step(
-        self, way: Way, repeat: int, phase: str, step: int, token: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def _step(self, way: Way, repeat: int, phase: str, step: int, token: torch.Tensor) -> tuple[torch.Tensor, Row]:
         """Take one step of the loop; count the graphs that were compiled for it."""
         before, context = graphs_compiled(), self._ids.shape[1] + step
         following, seconds = timing.timed(lambda: self.ways[way].step(token), token.device)
@@ -188,7 +184,7 @@ class _Timed:
 
 def _row(
     way: Way, repeat: int, phase: str, step: int, context: int, seconds: float, token: int | str = "", graphs: int = 0
-) -> dict[str, Any]:
+) -> Row:
     return {
         "engine": named.LOOP, "cache": way.cache, "compiled": int(way.compiled), "one_row": int(way.one_row),
         "large_pages": int(way.large_pages), "repeat": repeat, "phase": phase, "step": step, "context": context,

@@ -5,17 +5,14 @@ and its wrappers take around it.  Its own cost is in what it sees, so the step i
 (pages, repeat, part): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kvbook import progress
 from kvbook.measuring import decoding, timing
-from kvbook.measuring.decoding import Way
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import CALLS, KERNELS_OF_HEAD, KERNELS_OF_LAYERS, PROFILED, STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -27,18 +24,18 @@ _FIRST_STEPS = 3
 _STEPS = 20
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+def inputs(settings: StaticCacheSettings) -> Inputs | None:
     """Name the model; None where it is compiled whole, for then there are no groups of layers to take apart."""
     return subject.inputs(settings) if settings.scope == "layer" else None
 
 
 @subject.measured_at_once
-def measure(settings: StaticCacheSettings, _: dict[str, Any], loaded: loading.Loaded) -> Iterator[dict[str, Any]]:
+def measure(settings: StaticCacheSettings, _: Inputs, loaded: loading.Loaded) -> Rows:
     """Take steps apart on usual and on large pages, by turns."""
     ids = subject.prompt(settings, loaded)
     room = ids.shape[1] + settings.n_new_tokens + _FIRST_STEPS + 2 * _STEPS
     ways = {
-        pages: decoding.Decoder(loaded.model, Way("static", True, True, pages == "large"), room)
+        pages: decoding.Decoder(loaded.model, decoding.Way("static", True, True, pages == "large"), room)
         for pages in ("usual", "large")
     }
     for repeat in progress.track(range(-1, settings.n_repeats), label="budget of a step: repeat"):

@@ -1,13 +1,12 @@
 """The model that is timed, counted and looked into; apart from the clock, which not every experiment on it needs."""
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from kvbook.models import loading, placement, registry
-from kvbook.runs import records
+from kvbook.runs.experiment import Inputs, Rows, Writer
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 
@@ -16,7 +15,7 @@ def weights_of(settings: StaticCacheSettings) -> str:
     return settings.weights if settings.model in registry.families() else "stand-in"
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the timed model, and refuse a dtype or device that is not there, before anything is loaded."""
     placement.check(settings.device, [settings.dtype])
     return {"models": [loading.identify(settings.model, weights_of(settings), settings.seed)]}
@@ -34,14 +33,13 @@ def prompt(settings: StaticCacheSettings, loaded: loading.Loaded) -> torch.Tenso
     return loaded.tokenizer(settings.prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
 
 
-Rows = Callable[[StaticCacheSettings, dict[str, Any], loading.Loaded], Iterable[dict[str, Any]]]
-
-
-def measured_at_once(rows: Rows) -> Callable[[StaticCacheSettings, dict[str, Any], records.Writer], None]:
+def measured_at_once(
+    rows: Callable[[StaticCacheSettings, Inputs, loading.Loaded], Rows],
+) -> Callable[[StaticCacheSettings, Inputs, Writer], None]:
     """Make the `measure` of an experiment that gives all rows of the timed model at once."""
 
     @functools.wraps(rows)
-    def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+    def measure(settings: StaticCacheSettings, made_of: Inputs, writer: Writer) -> None:
         if "all" in writer.done:
             return
         loaded = load(settings)

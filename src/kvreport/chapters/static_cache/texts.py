@@ -4,8 +4,6 @@ Behind the first token that differs two texts go ways of their own, so what is t
 second choice was in the way without a cache.  Rows, one a (way, step): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -13,8 +11,7 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import caches, choosing
 from kvbook.models import loading, placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -29,7 +26,7 @@ def _dtypes(settings: StaticCacheSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((settings.dtype, "float32")))
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
+def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the model, and refuse what cannot be run."""
     placement.check(settings.device, _dtypes(settings))
     model = loading.identify(settings.text_model, _weights(settings), settings.seed)
@@ -38,7 +35,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any]:
     return {"models": [model | {"asked_for": settings.text_model}]}
 
 
-def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, _made_of: Inputs, writer: Writer) -> None:
     """Write the text in every dtype and way."""
     for dtype, _ in writer.pending(dict.fromkeys(_dtypes(settings)), "texts: dtype"):
         loaded = loading.load(
@@ -54,7 +51,7 @@ def measure(settings: StaticCacheSettings, _made_of: dict[str, Any], writer: rec
         writer.append(dtype, rows)
 
 
-def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> Iterator[dict[str, Any]]:
+def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> Rows:
     cache = None if way == "none" else caches.make(way, model.config, ids.shape[1] + n_new)
     for _, logits, token in choosing.written(model, ids, n_new, cache):
         row = logits[0].float()

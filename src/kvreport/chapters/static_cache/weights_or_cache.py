@@ -6,7 +6,6 @@ with random numbers, which take as long to read as a text's.  Rows, one a (dtype
 """
 
 import itertools
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, StaticCache
@@ -14,8 +13,7 @@ from transformers import PreTrainedModel, StaticCache
 from kvbook import progress
 from kvbook.measuring import memory, timing
 from kvbook.models import placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import BATCHES
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
@@ -24,7 +22,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 _STEPS = 11
 
 
-def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
+def inputs(settings: StaticCacheSettings) -> Inputs | None:
     """Name the model, and refuse a dtype that the device has not; None where no context is asked for."""
     if not settings.contexts:
         return None
@@ -32,7 +30,7 @@ def inputs(settings: StaticCacheSettings) -> dict[str, Any] | None:
     return subject.inputs(settings)
 
 
-def measure(settings: StaticCacheSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: StaticCacheSettings, made_of: Inputs, writer: Writer) -> None:
     """Time some steps at each dtype, batch and context; a dtype is a unit."""
     most = made_of["models"][0]["context_length"] or max(settings.contexts) + _STEPS
     contexts = sorted({min(context, most - _STEPS) for context in settings.contexts})

@@ -15,8 +15,8 @@ import torch
 from kvbook.errors import UserError
 from kvbook.measuring import choosing
 from kvbook.models import corpus, sources
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
@@ -26,20 +26,20 @@ from kvreport.engines.listed import ENGINES
 ENGINE = "vllm"
 
 
-def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any] | None:
+def inputs(settings: TrainerAndRolloutSettings) -> Inputs | None:
     """Name the model, the corpus and the engine; None without the engine, or for weights that it cannot read."""
     if settings.weights != "package" or not environments.is_here(ENGINE):
         return None
     return rollouts.inputs(settings) | {"engine": list(ENGINES[ENGINE].packages)}
 
 
-def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
     """Let the engine write, and score what it wrote."""
     low, full = (samples.load(settings, settings.model, dtype) for dtype in (settings.dtype, "float32"))
     groups = {unit: group for unit, group in rollouts.groups(settings).items() if unit not in writer.done}
     written = dict(zip(groups, generated(settings, list(groups.values())), strict=True))
     for unit, group in writer.pending(groups, "rollout engine: batch"):
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for sample, text in zip(group, written[unit], strict=True):
             ids = torch.tensor([sample.ids + text["tokens"]], device=low.model.device)
             with torch.inference_mode():

@@ -1,6 +1,5 @@
 """Measures of the chapter on trainer and rollout, then the sentences that they decide."""
 
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,45 +13,43 @@ OUTSIDE = Measure(
     "share of tokens whose importance ratio is outside [0.9, 1.1]", "text", "comparison", "{:.1%}", rows="pairs",
     by=("compared",), estimate=mean("outside_narrow"),
 )
-CLIPPED = replace(
-    OUTSIDE, name="share of tokens whose importance ratio is outside [0.8, 1.2]", estimate=mean("outside_ppo_clip")
-)
-MEAN_ABS = replace(OUTSIDE, name="mean |Δ log p| (nats)", form="{:.2g}", estimate=mean("mean_abs"))
-EXP_ABS = replace(MEAN_ABS, name="mean exp|Δ log p|", form="{:.3f}", estimate=mean("mean_exp_abs"))
-K1, K2, K3 = (replace(MEAN_ABS, name=f"{name} (nats)", estimate=mean(name)) for name in ("k1", "k2", "k3"))
-CHI_SQUARED = replace(MEAN_ABS, name="χ²", estimate=mean("chi_squared"))
-OVER_BF16 = replace(
-    MEAN_ABS, name="mean |Δ log p|, over that of a bf16 trainer", form="{:.2f}", over=("compared", named.BF16),
-    estimate=ratio_of_means("mean_abs"),
+CLIPPED = OUTSIDE.alike("share of tokens whose importance ratio is outside [0.8, 1.2]", mean("outside_ppo_clip"))
+MEAN_ABS = OUTSIDE.alike("mean |Δ log p| (nats)", mean("mean_abs"), form="{:.2g}")
+EXP_ABS = MEAN_ABS.alike("mean exp|Δ log p|", mean("mean_exp_abs"), form="{:.3f}")
+K1, K2, K3 = (MEAN_ABS.alike(f"{name} (nats)", mean(name)) for name in ("k1", "k2", "k3"))
+CHI_SQUARED = MEAN_ABS.alike("χ²", mean("chi_squared"))
+OVER_BF16 = MEAN_ABS.alike(
+    "mean |Δ log p|, over that of a bf16 trainer", ratio_of_means("mean_abs"), form="{:.2f}",
+    over=("compared", named.BF16),
 )
 FP32_TRAINER, FP32_HEAD = (OVER_BF16.where(compared=name) for name in (named.FULL, named.HEAD))
-HEAD_OVER_FP32 = replace(
-    OVER_BF16, name="mean |Δ log p| with an LM head in fp32, over that of a fp32 trainer", over=("compared", named.FULL)
+HEAD_OVER_FP32 = OVER_BF16.alike(
+    "mean |Δ log p| with an LM head in fp32, over that of a fp32 trainer", over=("compared", named.FULL)
 ).where(compared=named.HEAD)
 
 # The beginnings of the texts, in every way.
-WAY_OUTSIDE, WAY_ABS = (replace(one, rows="ways") for one in (OUTSIDE, MEAN_ABS))
+WAY_OUTSIDE, WAY_ABS = (one.alike(rows="ways") for one in (OUTSIDE, MEAN_ABS))
 
 # Of what another engine samples.
-ENGINE_OUTSIDE, ENGINE_ABS = (replace(one, rows="engine") for one in (OUTSIDE, MEAN_ABS))
-ENGINE_OVER_BF16 = replace(OVER_BF16, rows="engine", over=("compared", named.ENGINE_BF16))
+ENGINE_OUTSIDE, ENGINE_ABS = (one.alike(rows="engine") for one in (OUTSIDE, MEAN_ABS))
+ENGINE_OVER_BF16 = OVER_BF16.alike(rows="engine", over=("compared", named.ENGINE_BF16))
 
 # What a policy learns; a repetition has its prompts and random numbers in common between arms.
 LEARNED = Measure(
     "mean reward of the last quarter of updates", "repetition", "arm", "{:.2f}", rows="late", by=("arm",),
     estimate=mean("reward"),
 )
-LEARNED_OVER = replace(
-    LEARNED, name="mean reward of the last quarter of updates, over that of matched log-probabilities",
-    over=("arm", named.MATCHED), estimate=ratio_of_means("reward"),
+LEARNED_OVER = LEARNED.alike(
+    "mean reward of the last quarter of updates, over that of matched log-probabilities", ratio_of_means("reward"),
+    over=("arm", named.MATCHED),
 )
 LEARNED_FAULTY = LEARNED_OVER.where(arm=named.FAULTY)
 REPETITIONS = Measure("repetitions", rows="learned", estimate=distinct("repetition"), form="{:.0f}")
-UPDATES = replace(REPETITIONS, name="updates", estimate=distinct("update"))
+UPDATES = REPETITIONS.alike("updates", distinct("update"))
 
-TOKEN_TRUNCATED = replace(
-    OUTSIDE, name=f"share of tokens whose ratio is above {named.CAP}", unit="",
-    estimate=counted(lambda rows: (rows["log_ratio"] > np.log(named.CAP)).mean()),
+TOKEN_TRUNCATED = OUTSIDE.alike(
+    f"share of tokens whose ratio is above {named.CAP}",
+    counted(lambda rows: (rows["log_ratio"] > np.log(named.CAP)).mean()), unit="",
 )
 
 # Facts for the prose.
@@ -60,7 +57,7 @@ MODEL = noted("rollout", "models", 0, "name")
 PROMPTS, WAY_PROMPTS, ENGINE_PROMPTS = (
     Measure("prompts", rows=rows, estimate=distinct("sample"), form="{:,.0f}") for rows in ("rollout", "ways", "engine")
 )
-TOKENS = replace(PROMPTS, name="tokens sampled", estimate=counted(len))
+TOKENS = PROMPTS.alike("tokens sampled", counted(len))
 
 _AS_FAR = Bound(1, "arithmetic", "as far")
 _THREE_IN_A_HUNDRED = Bound(0.03, "ours", "three tokens in a hundred", "share")

@@ -6,15 +6,13 @@ even id.  All arms of a repetition have their prompts and their random numbers i
 Rows, one an update: see ``data/README.md``.
 """
 
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook.measuring import choosing, predictions, rounded_caches
 from kvbook.models import corpus, loading, placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
 from kvbook.scores import measures
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
@@ -25,20 +23,20 @@ TEXTS, PROMPT, NEW, STEP = 16, 4, 12, 3e-4
 FAMILY = "llama"
 
 
-def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any]:
+def inputs(settings: TrainerAndRolloutSettings) -> Inputs:
     """Name the stand-in and the corpus."""
     placement.check(settings.device, ("float32", "bfloat16"))
     return {"models": [loading.identify(FAMILY)], "corpus": corpus.describe(corpus.STDLIB)}
 
 
-def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
     """Train every arm from the same weights."""
     units = {f"{run}|{arm}": (run, arm) for run in range(settings.n_runs) for arm in named.ARMS}
     for unit, (run, arm) in writer.pending(units, "policy gradient: run"):
         writer.append(unit, train(settings, run, arm))
 
 
-def train(settings: TrainerAndRolloutSettings, run: int, arm: str) -> list[dict[str, Any]]:
+def train(settings: TrainerAndRolloutSettings, run: int, arm: str) -> list[Row]:
     """Train one arm once; return a row an update."""
     # Models of its own: what is shared must stay as it is.
     loaded = loading.load(FAMILY, device=settings.device)

@@ -3,18 +3,15 @@
 Rows, one a token: see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from kvbook.measuring import choosing
 from kvbook.models import corpus, loading, placement
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout import scoring
-from kvreport.chapters.trainer_and_rollout.rows import BATCH
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
 
 
@@ -23,7 +20,7 @@ def prompts(settings: TrainerAndRolloutSettings) -> list[corpus.Sample]:
     return samples.prompts(settings, settings.corpus, settings.n_samples, settings.prompt_tokens)
 
 
-def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any]:
+def inputs(settings: TrainerAndRolloutSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     placement.check(settings.device, (settings.dtype, "float32"))
     model = loading.identify(settings.model, settings.weights, settings.seed)
@@ -35,15 +32,15 @@ def inputs(settings: TrainerAndRolloutSettings) -> dict[str, Any]:
 def groups(settings: TrainerAndRolloutSettings) -> dict[str, list[corpus.Sample]]:
     """Put the prompts into batches."""
     texts = prompts(settings)
-    return {str(first): texts[first : first + BATCH] for first in range(0, len(texts), BATCH)}
+    return {str(first): texts[first : first + named.BATCH] for first in range(0, len(texts), named.BATCH)}
 
 
-def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
     """Write the texts and score them."""
     low, full = (samples.load(settings, settings.model, dtype) for dtype in (settings.dtype, "float32"))
     for unit, group in writer.pending(groups(settings), "rollout: batch"):
         # A smaller batch is filled up with copies, which nobody looks at.
-        filled = [group[row % len(group)] for row in range(BATCH)]
+        filled = [group[row % len(group)] for row in range(named.BATCH)]
         with torch.inference_mode():
             ids, columns = scoring.write(low.model, named.ROLLOUT, filled, settings.new_tokens, settings.seed)
             ids = ids[: len(group)]
@@ -53,9 +50,7 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], write
         writer.append(unit, rows_of(group, new, columns, choosing.ends_of(low.model)))
 
 
-def rows_of(
-    group: list[corpus.Sample], new: torch.Tensor, columns: scoring.Columns, ends: set[int]
-) -> Iterator[dict[str, Any]]:
+def rows_of(group: list[corpus.Sample], new: torch.Tensor, columns: scoring.Columns, ends: set[int]) -> Rows:
     """Lay columns out as rows, up to the token that ends a text; every digit of a float32 is kept."""
     table = {name: values.tolist() for name, values in columns.items()}
     for row, (sample, tokens) in enumerate(zip(group, new.tolist(), strict=True)):

@@ -5,7 +5,6 @@ Rows, one a token: see ``data/README.md``.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import pandas as pd
 import torch
@@ -13,8 +12,8 @@ from transformers import PreTrainedModel, QuantizedCache
 
 from kvbook.exact import row_invariant
 from kvbook.measuring import choosing, rounded_caches
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
@@ -49,7 +48,7 @@ SCORES: dict[str, tuple[str | None, Score]] = {
 }
 
 
-def measure(settings: TrainerAndRolloutSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
     """Score the texts of the rollout's own run in every way."""
     written = rollouts.EXPERIMENT.run(settings).rows
     groups = rollouts.groups(settings)

@@ -4,9 +4,8 @@ Each kernel is compared with itself: a causal pass over all queries is the refer
 rows from equal numbers.  Rows, one a (kernel, dtype, number of keys, form): see ``data/README.md``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,8 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.chapters.where_drift_begins.gemm_map import inputs
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
@@ -92,7 +90,7 @@ FORMS: dict[str, Callable[..., torch.Tensor | None]] = {
 }
 
 
-def compare(attend: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(attend: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Rows:
     """Compute rows in every form and compare them with the causal pass."""
     everything = attend(q, k, v, is_causal=True)
     exact = _eager(q.double(), k.double(), v.double(), is_causal=True)
@@ -124,7 +122,7 @@ def available(attend: Attention, device: torch.device, dtype: torch.dtype) -> bo
     return True
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Take every kernel of the device apart."""
     device = placement.device_of(settings.device)
     units = {f"{dtype}|{keys}": (dtype, keys) for dtype in settings.dtypes for keys in settings.key_lengths}

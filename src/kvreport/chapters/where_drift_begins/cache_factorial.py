@@ -7,16 +7,14 @@ at the settings' length and at one token more, since a kernel that works in bloc
 """
 
 import copy
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.where_drift_begins.rows import ALL_ROWS, FROM_DECODE, FROM_FULL, FROM_PREFILL, ONE_ROW
 from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
@@ -69,7 +67,7 @@ def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) ->
     return full_and_split.decode(model, ids, GivenCache(cache))
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Rows:
     """Score one text's last token in all six ways and compare each with the full pass."""
     reference, written = full_and_split.full_pass(model, ids).logits.cpu(), caches(model, ids, begun)
     for source, cache in written.items():
@@ -89,18 +87,17 @@ def _flat(cache: Cache) -> torch.Tensor:
     return torch.cat([states.flatten().cpu() for states in full_and_split.states_of(cache)])
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
     return samples.inputs(settings, [settings.model], settings.n_samples, lengths.plus(settings.n_tokens, 1))
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Measure the factorial on the settings' first model."""
     longer = lengths.plus(settings.n_tokens, 1)
     for dtype in settings.dtypes:
         loaded = samples.load(settings, settings.model, dtype)
-        label = f"whose fault, {dtype}"
-        for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, longer, label):
+        for text in samples.pending(settings, writer, loaded, dtype, f"whose fault, {dtype}", n_tokens=longer):
             with torch.inference_mode():
                 # The longer text's tokens are decoded as the shorter one's are, and one more.
                 begun = decoded(loaded.model, text.ids[:, :-2])

@@ -5,17 +5,15 @@ one token fewer, whose shapes are others: what a cached step's cache comes from.
 shapes, what): see ``data/README.md``.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook import lengths
 from kvbook.measuring import agreement, replay
 from kvbook.measuring.full_and_split import states_of
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.where_drift_begins.rows import EQUAL, FEWER
 from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
@@ -43,7 +41,7 @@ def read(model: PreTrainedModel, ids: torch.Tensor, use_cache: bool) -> Read:
     return Read(set(calls), compared, output.past_key_values)
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
     """Compare a prompt read without a cache with the same prompt read with one, and with one token fewer."""
     without, cached, shorter = read(model, ids, False), read(model, ids, True), read(model, ids[:, :-1], True)
     if without.operations != cached.operations:
@@ -59,25 +57,20 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
         yield {"shapes": shapes, "what": what, "elements": elements, "differing": differing}
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
     return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens)
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Read every prompt with the settings' first model, in each dtype."""
     for dtype in settings.dtypes:
         loaded = samples.load(settings, settings.model, dtype)
-        label = f"prompts of equal shapes, {dtype}"
-        for text in samples.pending(settings, writer, loaded, dtype, settings.n_samples, settings.n_tokens, label):
+        for text in samples.pending(settings, writer, loaded, dtype, f"prompts of equal shapes, {dtype}"):
             text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
 
 
-def work(settings: WhereDriftBeginsSettings) -> Work:
-    """Count the passes in each dtype."""
-    return Work(lengths.middle(settings.n_tokens), 3 * settings.n_samples, dtypes=settings.dtypes)
-
-
 EXPERIMENT = Experiment(
-    "equal_shapes", WhereDriftBeginsSettings, inputs, measure, fields=FIELDS | {"n_samples", "n_tokens"}, work=work
+    "equal_shapes", WhereDriftBeginsSettings, inputs, measure, fields=FIELDS | {"n_samples", "n_tokens"},
+    work=Work.per_text(passes=3),
 )

@@ -5,8 +5,7 @@ rounded to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).
 size, number of rows): see ``data/README.md``.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import linear
@@ -14,8 +13,8 @@ from torch.nn.functional import linear
 from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs import records, threads
-from kvbook.runs.experiment import Experiment
+from kvbook.runs import threads
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -31,7 +30,7 @@ def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor,
     return x, weight
 
 
-def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Iterator[dict[str, Any]]:
+def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Rows:
     """Multiply the first 1, 2, ... rows and compare every row with the product of all."""
     everything = product(x, weight)
     for rows in range(1, len(x) + 1):
@@ -39,13 +38,13 @@ def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) ->
         yield {"rows": rows, "first_row_equal": int(equal[0]), "equal_rows": int(equal.sum())}
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Refuse a device or dtype that is not there; no model is read."""
     placement.check(settings.device, settings.dtypes)
     return {"models": []}
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Map the product for every dtype, number of threads and inner size."""
     device = placement.device_of(settings.device)
     # Threads are the CPU's; a GPU's product does not know them.

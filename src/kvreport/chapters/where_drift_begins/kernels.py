@@ -21,8 +21,7 @@ from torch.backends import mkl, mkldnn
 from kvbook import progress
 from kvbook.errors import UserError
 from kvbook.models import loading, placement
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, UNREPORTED
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
@@ -47,7 +46,7 @@ def cases(settings: WhereDriftBeginsSettings) -> list[dict[str, Any]]:
     ]
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the model, of which only shapes are used; a GPU's libraries report in other ways."""
     if settings.device != "cpu":
         raise UserError(f"device {settings.device!r}: which kernel runs is read from what libraries of a CPU report")
@@ -98,7 +97,7 @@ def call(dtype: str, operation: str, sizes: list[int], rows: int) -> Callable[[]
     return lambda: nn.functional.linear(x, weight)
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Make every call, and keep what the libraries report of it."""
     if "calls" in writer.done:
         return

@@ -4,15 +4,13 @@ Rows, one a (model, attention, dtype, sample, length): see ``data/README.md``.
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
@@ -22,7 +20,7 @@ def cache_equal(full: Cache, prefix: Cache) -> bool:
     return all(agreement.bits_equal(whole[..., : part.shape[-2], :], part).all() for whole, part in pairs)
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
     """Score the last token of every prefix both ways."""
     before = model(ids[:, :1], use_cache=True).past_key_values
     for length in range(2, ids.shape[1] + 1):
@@ -39,13 +37,13 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, Any
         before = full.past_key_values
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
     swept = {"longest": settings.longest, "n_swept": settings.n_swept}
     return swept | samples.inputs(settings, [settings.model], settings.n_swept, settings.longest)
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Sweep the first text with the settings' first model in both attentions, and further ones in the model's own."""
     for attention, dtype in itertools.product((None, "eager"), settings.dtypes):
         loaded = samples.load(settings, settings.model, dtype, attention)
@@ -54,7 +52,7 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: dict[str, Any], writer
             continue  # the next case is this one
         n_texts = 1 if attention else settings.n_swept
         case, label = f"{attention}|{dtype}", f"every length, {implementation}, {dtype}"
-        for text in samples.pending(settings, writer, loaded, case, n_texts, settings.longest, label):
+        for text in samples.pending(settings, writer, loaded, case, label, n_texts, settings.longest):
             text.keep(compare(loaded.model, text.ids), attention=implementation)
 
 

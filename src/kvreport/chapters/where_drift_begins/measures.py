@@ -1,6 +1,5 @@
 """What the rows of the chapter on where drift begins say: its measures, then the sentences and the claim."""
 
-from dataclasses import replace
 
 import pandas as pd
 
@@ -32,10 +31,10 @@ MOST_CALLS = Measure(
     "largest share of calls that differ on bitwise identical inputs", "", "kind", "{:.1%}", "all calls of all texts",
     rows="calls", by=("kind",), estimate=computed("share", "max"),
 )
-MOST_PREFILL = replace(MOST_CALLS, rows=CALLS.rows).where(**{"pass": rows.PREFILL})
-OTHER_PRODUCTS = replace(CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
-MOST_LINEAR = replace(MOST_CALLS, rows=CALLS.rows).where(**{"pass": rows.last(1)}, kind="linear")
-MOST_OTHER_PRODUCTS = replace(MOST_CALLS, rows="calls but down_proj", by=()).where(dtype="bfloat16")
+MOST_PREFILL = MOST_CALLS.alike(rows=CALLS.rows).where(**{"pass": rows.PREFILL})
+OTHER_PRODUCTS = CALLS.alike(rows="calls but down_proj", by=()).where(dtype="bfloat16")
+MOST_LINEAR = MOST_CALLS.alike(rows=CALLS.rows).where(**{"pass": rows.last(1)}, kind="linear")
+MOST_OTHER_PRODUCTS = MOST_CALLS.alike(rows="calls but down_proj", by=()).where(dtype="bfloat16")
 
 # The real decode step.
 _BEGINS = Measure(
@@ -43,7 +42,7 @@ _BEGINS = Measure(
     rows="beginnings of the first model", by=("attention",),
 )
 BEGINS_AT_Q, BEGINS_LATER, BEGINS_IN_THE_STEP = (
-    replace(_BEGINS, estimate=share(column)) for column in ("at_q", "later", "in_the_step")
+    _BEGINS.alike(estimate=share(column)) for column in ("at_q", "later", "in_the_step")
 )
 
 # The new token or the cache.
@@ -51,26 +50,25 @@ STEPS = Measure(
     "share of texts whose last token's logits differ", "file", "dtype and length", "{:.0%}", rows="steps",
     by=("dtype", "n_tokens"), estimate=share("differs"),
 )
-DRIFT = replace(
-    STEPS, name="relative drift of the last token's logits, in unit roundoffs", form="{:.2f}",
-    by=(*STEPS.by, "cache", "query"), estimate=mean("units"),
+DRIFT = STEPS.alike(
+    "relative drift of the last token's logits, in unit roundoffs", mean("units"), form="{:.2f}",
+    by=(*STEPS.by, "cache", "query"),
 )
 ONE_ROW_ALONE = STEPS.where(cache=rows.FROM_FULL, query=rows.ONE_ROW)
 PREFILL_ALONE, DECODED_ALONE = (
     STEPS.where(cache=cache, query=rows.ALL_ROWS) for cache in (rows.FROM_PREFILL, rows.FROM_DECODE)
 )
-DIFFERING_BY_PREFILL = replace(PREFILL_ALONE, unit="", estimate=part("differs"))
+DIFFERING_BY_PREFILL = PREFILL_ALONE.alike(unit="", estimate=part("differs"))
 
 # Prompts that are read twice.
 DIFFERING = Measure(
     "prompts whose hidden states, keys, values or logits differ in a bit", "", "dtype", "{:.0f}", "all prompts",
     rows="prompts", by=("dtype",), estimate=total("differs"),
 ).where(shapes=rows.EQUAL)
-_PROMPTS = replace(DIFFERING, unit="file", form="{:.2f}", census="", keep=())
-EQUAL = replace(_PROMPTS, name="share of prompts in which none does", estimate=share("equal")).where(shapes=rows.EQUAL)
-DIFFERING_IF_SHORTER = replace(
-    _PROMPTS, name="share of prompts whose hidden states, keys or values differ", form="{:.0%}",
-    estimate=share("differs"),
+_PROMPTS = DIFFERING.alike(unit="file", form="{:.2f}", census="", keep=())
+EQUAL = _PROMPTS.alike("share of prompts in which none does", share("equal")).where(shapes=rows.EQUAL)
+DIFFERING_IF_SHORTER = _PROMPTS.alike(
+    "share of prompts whose hidden states, keys or values differ", share("differs"), form="{:.0%}"
 ).where(shapes=rows.FEWER)
 
 # Lengths, sums and forms of the attention.
@@ -78,7 +76,7 @@ LENGTHS = Measure(
     "share of lengths with bitwise identical logits", "file", "dtype", "{:.0%}", rows="length_sweep", by=("dtype",),
     estimate=share("logits_equal"),
 ).where(attention="sdpa")
-ALL_LENGTHS = replace(LENGTHS, unit="", census="all lengths of all texts", estimate=part("logits_equal"))
+ALL_LENGTHS = LENGTHS.alike(unit="", census="all lengths of all texts", estimate=part("logits_equal"))
 MOST_ROWS = Measure(
     "largest query length at which some row differs", "", "K", "{:.0f}", rows="differing products", by=("K",),
     estimate=computed("differing", "max"),
@@ -100,11 +98,11 @@ KERNELS = Measure(
     estimate=distinct("kernel"),
 )
 OF_LINEAR, OF_ATTENTION = KERNELS.where(linear=True), KERNELS.where(linear=False)
-REPORTED = replace(
-    KERNELS, name="numbers of rows at which a library reports its kernel",
-    estimate=counted(lambda of: (of["kernel"] != rows.UNREPORTED).sum()),
+REPORTED = KERNELS.alike(
+    "numbers of rows at which a library reports its kernel",
+    counted(lambda of: (of["kernel"] != rows.UNREPORTED).sum()),
 ).where(linear=True)
-TALLEST = replace(KERNELS, name="most rows in a product of the attention", estimate=computed("height", "max"))
+TALLEST = KERNELS.alike("most rows in a product of the attention", computed("height", "max"))
 
 # Facts for the prose.
 MODEL = noted("operation_replay", "models", 0, "name")
@@ -113,11 +111,9 @@ N_TOKENS = worded("calls", lambda calls: calls["tokens"].iloc[0])
 LONGEST_SWEPT = noted("length_sweep", "longest")
 MAX_ROWS = noted("gemm_map", "settings", "max_rows")
 REPLAYED = Measure("texts", rows="operation_replay", estimate=distinct("sample"), form="{:.0f}")
-SCORED, SWEPT, READ_TWICE = (
-    replace(REPLAYED, rows=name) for name in ("cache_factorial", "length_sweep", "equal_shapes")
-)
+SCORED, SWEPT, READ_TWICE = (REPLAYED.alike(rows=name) for name in ("cache_factorial", "length_sweep", "equal_shapes"))
 HEADS = Measure("heads", rows="attention_forms", estimate=computed("heads", "max"), form="{:.0f}")
-DRAWS = replace(HEADS, name="draws", estimate=counted(_draws)).where(form=rows.ALONE)
+DRAWS = HEADS.alike("draws", counted(_draws)).where(form=rows.ALONE)
 
 # What oneDNN was held to, on a processor that has later instructions.
 _NO_BF16_INSTRUCTIONS, _AVX2 = "ONEDNN_MAX_CPU_ISA=AVX512_CORE", "ONEDNN_MAX_CPU_ISA=AVX2"
@@ -163,9 +159,7 @@ STATEMENTS = {
         REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 3"
     ),
     "another-kernel-differs-in-other-products": here(OTHER_PRODUCTS, "above", NONE, on=_NO_BF16_INSTRUCTIONS),
-    "no-library-reports-linear-in-bf16-held-to-avx2": here(
-        REPORTED.where(dtype="bfloat16"), "at most", NONE, on=_AVX2
-    ),
+    "no-library-reports-linear-in-bf16-held-to-avx2": here(REPORTED.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "no-linear-layer-differs-held-to-avx2": here(MOST_LINEAR.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
     "hidden-keys-change-rows": here(HIDDEN_KEYS.where(dtype="float32"), "above", NONE),

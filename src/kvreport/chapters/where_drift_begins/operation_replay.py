@@ -4,21 +4,20 @@ Rows, one a (model, attention, dtype, sample, pass, layer, operation): see ``dat
 within one layer are added up.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from transformers import PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import full_and_split, replay
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.where_drift_begins.rows import ALL, PREFILL, REAL, last
 from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
-def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Iterator[dict[str, Any]]:
+def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Rows:
     """Replay one text in every way and yield a row for each pass, layer and operation."""
     length = ids.shape[1]
     full, cache = replay.record(model, ids)
@@ -30,7 +29,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) ->
     yield from rows_of(REAL, 1, replay.replay_last(model, ids, full, prefix, 1, corrected=False))
 
 
-def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Rows:
     """Add up the calls of each operation within each layer."""
     groups: dict[tuple[int | None, str], list[replay.Verdict]] = {}
     for verdict in verdicts:
@@ -47,12 +46,12 @@ def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Iterator[di
         }
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> dict[str, Any]:
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the models and the corpus, and refuse what cannot be run."""
     return samples.inputs(settings, (settings.model, *settings.families), settings.n_replayed, settings.n_tokens)
 
 
-def measure(settings: WhereDriftBeginsSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhereDriftBeginsSettings, made_of: Inputs, writer: Writer) -> None:
     """Replay every model of the settings."""
     first, *others = (model["asked_for"] for model in made_of["models"])
     # The model's own choice of attention; for the first model transformers' plain one too.
@@ -63,7 +62,7 @@ def measure(settings: WhereDriftBeginsSettings, made_of: dict[str, Any], writer:
             if name == first and attention is None and implementation == "eager":
                 continue  # the model knows no other, and the next case is this one
             case, label = f"{name}|{implementation}|{dtype}", f"replay of {loaded.name}, {implementation}, {dtype}"
-            for text in samples.pending(settings, writer, loaded, case, settings.n_replayed, settings.n_tokens, label):
+            for text in samples.pending(settings, writer, loaded, case, label, n_samples=settings.n_replayed):
                 rows = compare(loaded.model, text.ids, settings.chunks)
                 text.keep(rows, attention=implementation, n_tokens=len(text.sample.ids))
 

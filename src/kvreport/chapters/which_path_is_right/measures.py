@@ -1,6 +1,5 @@
 """Measures of the chapter on which path is right, then the sentences and the claim that they decide."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,15 +9,7 @@ from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.which_path_is_right import rows
 from kvreport.chapters.which_path_is_right.rows import CACHED, EAGER, SERIES, UNCACHED
-from kvreport.publishing.estimators import (
-    counted,
-    distinct,
-    geometric_mean,
-    geometric_mean_of_ratios,
-    mean,
-    part,
-    share,
-)
+from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, share
 from kvreport.publishing.measures import Measure, always, claim, either, here, noted, of_model
 from kvreport.publishing.rules import Bound, every
 from kvreport.publishing.verdicts import Claims
@@ -78,66 +69,55 @@ RATIOS = Measure(
     "error of the logits against fp64, over the stock uncached pass's", "file", "model and dtype", rows="texts",
     by=SERIES, estimate=geometric_mean("ratio"),
 )
-SHARES_CLOSER = replace(
-    RATIOS, name="share of texts in which the cached pass is the closer one", estimate=share("closer")
-)
-SHARES_OF_ROWS = replace(
-    SHARES_CLOSER, name="share of positions at which it is the closer one", rows="logits", estimate=mean("closer")
-)
-CORRELATIONS = replace(RATIOS, name="correlation of the two errors of the logits", estimate=mean("correlation"))
-DISTANCES = replace(
-    RATIOS, name="distance of the two paths, over the root mean square of their errors", estimate=mean("apart")
-)
+SHARES_CLOSER = RATIOS.alike("share of texts in which the cached pass is the closer one", share("closer"))
+SHARES_OF_ROWS = SHARES_CLOSER.alike("share of positions at which it is the closer one", mean("closer"), rows="logits")
+CORRELATIONS = RATIOS.alike("correlation of the two errors of the logits", mean("correlation"))
+DISTANCES = RATIOS.alike("distance of the two paths, over the root mean square of their errors", mean("apart"))
 _DIRECTION = "mean change against the stock uncached pass, over its root mean square"
-LIKELIHOODS = replace(
-    RATIOS.where(path=(CACHED, EAGER)), name=f"log likelihood: {_DIRECTION}", rows="logits", estimate=_of_likelihood
-)
-ENTROPIES = replace(LIKELIHOODS, name=f"entropy: {_DIRECTION}", estimate=partial(_over_scatter, "sharper"))
-SHARES_IN_COMMON = replace(
-    LIKELIHOODS, name="share of the squared change of log-probabilities that all files share", form="{:.3f}",
-    rows="vocabulary", estimate=_common,
+LIKELIHOODS = RATIOS.where(path=(CACHED, EAGER)).alike(f"log likelihood: {_DIRECTION}", _of_likelihood, rows="logits")
+ENTROPIES = LIKELIHOODS.alike(f"entropy: {_DIRECTION}", partial(_over_scatter, "sharper"))
+SHARES_IN_COMMON = LIKELIHOODS.alike(
+    "share of the squared change of log-probabilities that all files share", _common, form="{:.3f}", rows="vocabulary"
 )
 
 RATIO, CLOSER, CORRELATION, APART, LIKELIHOOD, COMMON = (
     one.where(path=CACHED) for one in (RATIOS, SHARES_CLOSER, CORRELATIONS, DISTANCES, LIKELIHOODS, SHARES_IN_COMMON)
 )
-CONTROL = replace(RATIOS, form="{:.2g}").where(path=rows.OFF_BY_ONE)
+CONTROL = RATIOS.alike(form="{:.2g}").where(path=rows.OFF_BY_ONE)
 COARSER = Measure(
     "error of the uncached pass in bf16, over that in fp32", "file", "model", "{:.2g}", rows="texts",
-    by=("model", "dtype"), over=("dtype", "float32"), estimate=geometric_mean_of_ratios("error_full"),
+    by=("model", "dtype"), over=("dtype", "float32"), estimate=geometric_mean("error_full"),
 ).where(path=CACHED, dtype="bfloat16")
 CHANGE = Measure(
     "factor by which that ratio changes from the first scored position to the last", "file", "model and dtype",
     rows="along the text", by=("model", "dtype"), estimate=geometric_mean("change"),
 )
-DIFFERENCE = replace(
-    RATIO, name="difference of the mean negative log likelihood, nats per token", form="{:.5f}", rows="logits",
-    estimate=mean("difference"),
+DIFFERENCE = RATIO.alike(
+    "difference of the mean negative log likelihood, nats per token", mean("difference"), form="{:.5f}", rows="logits"
 )
-DIVERGENCE = replace(DIFFERENCE, name="divergence from the fp64 distribution", estimate=mean("kl"))
-KL_RATIO = replace(
-    RATIO, name="divergence from the fp64 distribution with a cache, over that without",
-    estimate=geometric_mean("kl_ratio"),
+DIVERGENCE = DIFFERENCE.alike("divergence from the fp64 distribution", mean("kl"))
+KL_RATIO = RATIO.alike(
+    "divergence from the fp64 distribution with a cache, over that without", geometric_mean("kl_ratio")
 )
 FINENESS = Measure(
     "error of the reference's own second path, over the smallest error measured", form="{:.0e}", rows="reference",
     by=("model",), estimate=counted(partial(_over_smallest, rows.CHECK)),
 )
-AS_LOADED = replace(
-    FINENESS, name="error of the model loaded in fp64, over the smallest error measured", form="{:.2f}",
-    estimate=counted(partial(_over_smallest, rows.AS_LOADED)),
+AS_LOADED = FINENESS.alike(
+    "error of the model loaded in fp64, over the smallest error measured",
+    counted(partial(_over_smallest, rows.AS_LOADED)), form="{:.2f}",
 )
 
 # Facts for the prose.
 MODEL = noted("path_errors", "models", 0, "name")
 N_TOKENS = noted("path_errors", "settings", "n_tokens")
 TEXTS = Measure("texts", rows="path_errors", estimate=distinct("sample"), form="{:.0f}")
-FILES = replace(TEXTS, name="files", estimate=distinct("source"))
-SCORED = replace(TEXTS, name="scored positions of a text", estimate=distinct("position"))
+FILES = TEXTS.alike("files", distinct("source"))
+SCORED = TEXTS.alike("scored positions of a text", distinct("position"))
 AGREEING = Measure(
     "share of positions with fp64's most probable token", rows="logits", by=SERIES, estimate=part("top1")
 ).where(path=CACHED)
-AGREEING_UNCACHED = replace(AGREEING, estimate=part("top1_full"))
+AGREEING_UNCACHED = AGREEING.alike(estimate=part("top1_full"))
 
 # The code of MKL that any x86 processor can run.
 _PORTABLE = "MKL_CBWR=COMPATIBLE"
@@ -176,9 +156,8 @@ STATEMENTS = {
 }
 
 _TENTH = Bound(1.1, "ours", "a tenth more error is a loss", "ratio")
-_LOSS = replace(
-    RATIO.where(dtype="bfloat16"), name="error of bf16 logits against fp64 with a cache, over that without",
-    series="model",
+_LOSS = RATIO.where(dtype="bfloat16").alike(
+    "error of bf16 logits against fp64 with a cache, over that without", series="model"
 )
 CHECKS = {"caching-loses-precision": claim(*either(_LOSS, "above", _TENTH, every))}
 CLAIMS = Claims("issue-25420", CHECKS, chapter="03_which_path_is_right", words="which-path")

@@ -13,7 +13,7 @@ samples.
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -21,8 +21,8 @@ from transformers import Cache, PreTrainedModel
 from kvbook.measuring import fp64_reference
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, placement
-from kvbook.runs import records, samples
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import samples
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
@@ -100,9 +100,7 @@ _EMPTY = dict.fromkeys(
 )
 
 
-def rows_of(
-    reference: Scored, full: Scored, other: Scored, labels: torch.Tensor, first: int
-) -> Iterator[dict[str, Any]]:
+def rows_of(reference: Scored, full: Scored, other: Scored, labels: torch.Tensor, first: int) -> Rows:
     """Hold a path and the uncached one against the reference."""
     for layer, values in enumerate(_errors(reference.hidden, full.hidden, other.hidden, pooled=True)):
         yield _EMPTY | {"place": "hidden", "layer": layer} | values
@@ -132,7 +130,7 @@ def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, 
 
 def compare(
     model: PreTrainedModel, reference: fp64_reference.Reference, ids: torch.Tensor, n_rows: int, check: bool
-) -> Iterator[dict[str, Any]]:
+) -> Rows:
     """Score a text on every path and yield the rows."""
     ids, labels = ids[:, :-1], ids[0, -n_rows:]
     first = ids.shape[1] - n_rows
@@ -158,7 +156,7 @@ def compare(
             yield from ({"path": path, "dtype": "float64"} | row for row in rows if row["place"] != "vocabulary")
 
 
-def inputs(settings: WhichPathSettings) -> dict[str, Any]:
+def inputs(settings: WhichPathSettings) -> Inputs:
     """Name the models and the corpus, and refuse what cannot be run."""
     placement.dtype_on("float64", placement.device_of(settings.device))
     names = dict.fromkeys((settings.model, *settings.families))
@@ -168,7 +166,7 @@ def inputs(settings: WhichPathSettings) -> dict[str, Any]:
     return {"models": models, "corpus": corpus.describe(settings.corpus)}
 
 
-def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: records.Writer) -> None:
+def measure(settings: WhichPathSettings, made_of: Inputs, writer: Writer) -> None:
     """Run every path of every model on every text."""
     for name in (model["asked_for"] for model in made_of["models"]):
         reference = fp64_reference.Reference(settings.dtypes)
@@ -177,7 +175,7 @@ def measure(settings: WhichPathSettings, made_of: dict[str, Any], writer: record
             reference.take(loaded.model)
             label = f"which path is right, {loaded.name}, {dtype}"
             for text in samples.pending(
-                settings, writer, loaded, f"{name}|{dtype}", settings.n_samples, settings.n_tokens + 1, label
+                settings, writer, loaded, f"{name}|{dtype}", label, n_tokens=settings.n_tokens + 1
             ):
                 n_tokens = len(text.sample.ids) - 1
                 # A folder's text may be shorter than asked for.
