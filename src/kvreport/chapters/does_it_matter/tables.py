@@ -3,7 +3,7 @@
 Intervals are bootstraps over files (see `kvbook.measuring.estimates`), since tokens of one text resemble each other.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -141,14 +141,8 @@ def along(found: Found) -> pd.DataFrame:
     return table.assign(middle=(table["read_from"] + table["read_to"]) / 2).reset_index()
 
 
-def by_position(everywhere: Iterable[Found]) -> pd.DataFrame:
-    """Follow drift and errors along the longest texts, in each dtype on the first processor that read them in it."""
-    table = pd.concat(map(_by_position, everywhere), ignore_index=True)
-    return table.drop_duplicates(list(measures.BY_POSITION.by), ignore_index=True)
-
-
-def _by_position(found: Found) -> pd.DataFrame:
-    """Give each distance over what it is at the same texts' first positions."""
+def by_position(found: Found) -> pd.DataFrame:
+    """Follow drift and errors along the longest texts: each distance over that at the same texts' first positions."""
     grouped = found["by position"].groupby(list(measures.BY_POSITION.by), sort=False)
     table = grouped.agg(
         texts=("sample", "nunique"), read_from=("read_from", "min"), read_to=("read_to", "max"), flips=("flips", "sum"),
