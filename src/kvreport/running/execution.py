@@ -72,6 +72,8 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     jobs = _jobs(chapters)
     if not (stale := [chapter for chapter in chapters if not chapter.is_fresh()]):
         return []
+    # Those that measure most begin, so that none of them runs alone at the end.
+    stale.sort(key=_count_of_experiments, reverse=True)
     # With Jupyter's client, for which a build with nothing to do need not wait.
     from kvreport.running.kernels import Kernels
 
@@ -103,6 +105,11 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     if failures:
         raise ChapterFailed("\n".join(failures))
     return executed
+
+
+def _count_of_experiments(chapter: Chapter) -> int:
+    published = {name for group in chapter.about.evidence for name in group.experiments}
+    return len(published.difference(chapter.left_out))
 
 
 def _execute_unless_fresh(chapter: Chapter, build: Build, kernels: "Kernels", measured_s: float) -> bool:
