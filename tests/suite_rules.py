@@ -23,7 +23,8 @@ LONGEST_FIRST = (
     "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",
     "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
     "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models",
-    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_atlas_independent",
+    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_atlas_independent", "test_server",
+    "test_snippets", "test_storage", "test_which_path_is_right", "test_older_releases", "test_streamed",
 )
 # What their executables are called.
 _WATCHED = ("python", "chrom", "unshare")
