@@ -133,12 +133,6 @@ def test_a_prompt_that_is_cached_whole_is_fed_twice_and_its_logits_are_wrong(nam
     assert (alone - fed.full(ids)[:, -1]).abs().max() < 1e-4
 
 
-def row_of(**found):
-    """Make a row whose only record is of the path "chunks", in full passes of the usual sort."""
-    recorded = {f"chunks, {what.replace('_', ' ')}": value for what, value in found.items()}
-    return table.judged({"status": "ran", "cache": "DynamicCache", "causal": True} | recorded)
-
-
 SOUND = {"float64": [1e-15, 2e-15], "float32": [1e-7, 1e-7]}
 
 
@@ -147,11 +141,12 @@ SOUND = {"float64": [1e-15, 2e-15], "float32": [1e-7, 1e-7]}
     ({"drift": {"float64": [0.0], "bfloat16": [0.0]}}, "exact"), ({"drift": {"bfloat16": [0.3, 0.4]}}, "undecided"),
     ({"drift": SOUND, "error": {"bfloat16": "RuntimeError: x"}}, "raises an error"),
     ({"drift": {"float64": [0.5]}, "error": {"bfloat16": "RuntimeError: x"}}, "bug"),
-    ({"drift": SOUND, "not_tried": {"bfloat16": "no such kernel"}}, "rounding"),
-    ({"not_tried": {"bfloat16": "no cache is returned"}}, "not applicable"), ({}, "not recorded there"),
+    ({"drift": SOUND, "not tried": {"bfloat16": "no such kernel"}}, "rounding"),
+    ({"not tried": {"bfloat16": "no cache is returned"}}, "not applicable"), ({}, "not recorded there"),
 ])
 def test_the_outcome_of_a_path_is_the_worst_over_dtypes_and_one_dtypes_failure_hides_no_other(recorded, outcome):
-    assert row_of(**recorded)["chunks"] == outcome
+    row = {"status": "ran", "cache": "DynamicCache", "causal": True}
+    assert table.judged(row | {f"chunks, {what}": of for what, of in recorded.items()})["chunks"] == outcome
 
 
 def test_control_logits_that_are_no_numbers_are_a_bug_and_not_left_out(monkeypatch):

@@ -1,7 +1,6 @@
 """`kvbook check`: which dtypes it runs, when it stops, what it says meanwhile, and what it refuses."""
 
 import functools
-import json
 import shutil
 from contextlib import nullcontext
 from unittest.mock import Mock
@@ -12,7 +11,7 @@ import torch
 import transformers
 from refusing import refusal
 from safetensors.torch import load_file, save_file
-from small_models import SMALL, asked
+from small_models import SMALL, asked, configure
 from transformers import LlamaForCausalLM
 
 from kvbook import progress
@@ -168,9 +167,7 @@ def decoder_of_speech(folder):
 
 
 def in_4_bits_of_a_library_that_is_not_here(folder):
-    config = json.loads((folder / "config.json").read_text())
-    packed = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
+    configure(folder, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
 
 
 def not_a_number(folder):

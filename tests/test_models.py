@@ -117,39 +117,32 @@ def test_a_configuration_alone_is_enough_for_random_weights(llama_folder, tmp_pa
     assert loading.load(str(tmp_path), weights="random").weights == "random"
 
 
-class TestBadInput:
-    """One line each that says what to do."""
+# The class of GPT-2's tokenizer would make an empty one.
+@pytest.mark.parametrize(("family", "match"), [*(("llama", match) for match in FOLDERS), ("gpt2", "no tokenizer")])
+def test_a_folder_that_holds_no_whole_language_model_is_refused(request, tmp_path, family, match):
+    folder = shutil.copytree(request.getfixturevalue(f"{family}_folder"), tmp_path / "m")
+    FOLDERS[match](folder)
+    assert re.search(match, refusal(loading.load, str(folder)))
 
-    def refused(self, match, model, **options):
-        assert re.search(match, refusal(loading.load, str(model), **options))
 
-    # The class of GPT-2's tokenizer would make an empty one.
-    @pytest.mark.parametrize(("family", "match"), [*(("llama", match) for match in FOLDERS), ("gpt2", "no tokenizer")])
-    def test_a_folder_that_holds_no_whole_language_model(self, request, tmp_path, family, match):
-        folder = shutil.copytree(request.getfixturevalue(f"{family}_folder"), tmp_path / "m")
-        FOLDERS[match](folder)
-        self.refused(match, folder)
+@pytest.mark.parametrize(("match", "name", "options"), [
+    ("neither a family", "nosuch", {}), ("cannot be reached", "some/thing", {}),
+    ("CUDA devices", "llama", {"device": "cuda:99"}), ("not a torch device", "llama", {"device": "abacus"}),
+    ("dtype 'float8'", "llama", {"dtype": "float8"}),
+])
+def test_a_name_device_or_dtype_that_is_not_there_is_refused(match, name, options):
+    assert match in refusal(loading.load, name, **options)
 
-    @pytest.mark.parametrize(("name", "match"), [("nosuch", "neither a family"), ("some/thing", "cannot be reached")])
-    def test_a_name_that_leads_nowhere(self, name, match):
-        self.refused(match, name)
 
-    @pytest.mark.parametrize(
-        ("options", "match"),
-        [({"device": "cuda:99"}, "CUDA devices"), ({"device": "abacus"}, "not a torch device"),
-         ({"dtype": "float8"}, "dtype 'float8'")],
-    )
-    def test_a_device_or_dtype_that_is_not_there(self, llama_folder, options, match):
-        self.refused(match, llama_folder, **options)
+def test_a_model_larger_than_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(placement, "free_bytes", lambda device: 2**30)
+    assert "needs about 29.7 GiB and cpu has 1.0 GiB free" in refusal(loading.load, "falcon", weights="random")
 
-    def test_a_model_larger_than_the_memory(self, monkeypatch):
-        monkeypatch.setattr(placement, "free_bytes", lambda device: 2**30)
-        self.refused(r"needs about 29\.7 GiB and cpu has 1\.0 GiB free", "falcon", weights="random")
 
-    def test_text_longer_than_the_context(self, llama_folder):
-        about = loading.identify(str(llama_folder))
-        assert "lower n_tokens" in refusal(loading.check_length, about, 65)
-        loading.check_length(about, 64)
+def test_text_longer_than_the_context_is_refused(llama_folder):
+    about = loading.identify(str(llama_folder))
+    assert "lower n_tokens" in refusal(loading.check_length, about, 65)
+    loading.check_length(about, 64)
 
 
 class TestPlacement:
@@ -209,14 +202,14 @@ def test_random_weights_are_drawn_in_their_own_dtype_and_not_first_in_fp32(dtype
     assert seen - {torch.int64, torch.bool} == {getattr(torch, dtype)}
 
 
-class TestTokenizers:
-    def test_both_styles_have_one_size_and_give_text_back(self):
-        text = "def f(x):\n    return x.What  # Ünicode, tabs\t and 12345\n"
-        for style in ("gpt2", "llama3"):
-            bpe = training.shared_bpe(style)
-            assert bpe.get_vocab_size() == tokenizers.VOCABULARY_SIZE
-            assert bpe.decode(bpe.encode(text).ids) == text
+def test_both_styles_of_tokenizer_have_one_size_and_give_text_back():
+    text = "def f(x):\n    return x.What  # Ünicode, tabs\t and 12345\n"
+    for style in ("gpt2", "llama3"):
+        bpe = training.shared_bpe(style)
+        assert bpe.get_vocab_size() == tokenizers.VOCABULARY_SIZE
+        assert bpe.decode(bpe.encode(text).ids) == text
 
-    def test_llama_begins_every_text_and_qwen_does_not(self, bpe):
-        llama, qwen = (tokenizers.for_family(bpe, family, 64) for family in ("llama", "qwen2"))
-        assert llama("x")["input_ids"] == [llama.bos_token_id, *qwen("x")["input_ids"]]
+
+def test_llama_begins_every_text_and_qwen_does_not(bpe):
+    llama, qwen = (tokenizers.for_family(bpe, family, 64) for family in ("llama", "qwen2"))
+    assert llama("x")["input_ids"] == [llama.bos_token_id, *qwen("x")["input_ids"]]

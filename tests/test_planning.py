@@ -163,10 +163,9 @@ def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settin
 
 
 def test_a_default_build_alone_leaves_experiments_out_and_their_chapters_have_them():
-    chapters = planning.plan("default")
-    for chapter in chapters:
-        assert set(chapter.left_out) <= set(found._rows(chapter.name).EXPERIMENTS)
-    assert any(chapter.left_out for chapter in chapters)
+    default = planning.plan("default")
+    assert all(set(chapter.left_out) <= set(found._rows(chapter.name).EXPERIMENTS) for chapter in default)
+    assert any(chapter.left_out for chapter in default)
     assert not any(chapter.left_out for name in ("smoke", "trained", "gpu") for chapter in planning.plan(name))
 
 
@@ -174,8 +173,7 @@ def test_what_a_build_leaves_out_is_not_measured_and_all_else_is(monkeypatch):
     experiments = [SimpleNamespace(name=name, run=lambda _settings: "measured") for name in ("long", "short")]
     monkeypatch.setattr(results, "EXPERIMENTS", experiments)
     monkeypatch.setenv(LEFT_OUT_VARIABLE, "long,other")
-    runs = found.measured("which_path_is_right", WhichPathSettings()).runs
-    assert runs == {"long": None, "short": "measured"}
+    assert found.measured("which_path_is_right", WhichPathSettings()).runs == {"long": None, "short": "measured"}
 
 
 @pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])

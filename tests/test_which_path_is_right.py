@@ -194,7 +194,6 @@ def test_a_second_chapter_judges_the_claims_that_name_it_in_a_table_of_its_own(r
 # A default build can disagree with the book: what harms the model changes statements that are named here beforehand.
 # Experiment and settings are those of its chapter, on fewer and shorter texts, and the comparison is the page's.
 
-FEW = {"n_samples": 4, "n_tokens": 12, "dtypes": ("float32", "bfloat16")}
 
 
 def keys_in_8_bits(monkeypatch):
@@ -228,7 +227,8 @@ def test_harmed_arithmetic_changes_the_statements_named_and_sound_arithmetic_cha
 ):
     if harm:
         harm(monkeypatch)
-    compared = against_the_book(NAME, path_errors.EXPERIMENT, **FEW)
+    dtypes = ("float32", "bfloat16")
+    compared = against_the_book(NAME, path_errors.EXPERIMENT, n_samples=4, n_tokens=12, dtypes=dtypes)
     found = {name for name, word in compared.items() if word == "differs"}
     # On some processors the harm shows in further ones.
     assert found >= differ
