@@ -154,7 +154,8 @@ def _made_by(item: Mapping[str, Any]) -> str:
             facts.append(", ".join(settings["dtypes"]))
         facts += [processors.device(machine)]
         facts += [f"{name} {machine[name]}" for name in ("torch", "transformers", "python") if name in machine]
-        facts += [f"seed{'s' * (len(made['seeds']) > 1)} {', '.join(map(str, made['seeds']))}"]
+        seeds = dict.fromkeys(map(str, made["seeds"]))
+        facts += [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"]
         facts += [f"run{'s' * (len(made['runs']) > 1)} {', '.join(run[:8] for run in made['runs'])}"]
         lines.append(f"- {'; '.join(filter(None, facts))}")
     return "\n".join(lines)
