@@ -157,7 +157,7 @@ def figure_by_position(table: pd.DataFrame) -> Figure:
         "uncached_error_growth": ("fp64 to no cache", {"linestyle": "--", "marker": "s", "markerfacecolor": "white"}),
         "error_growth": ("fp64 to cache", {"linestyle": "-", "marker": "o"}),
     }
-    dtypes = list(dict.fromkeys(table["dtype"]))
+    dtypes = [dtype for dtype in DTYPES if dtype in set(table["dtype"])]
     fig, axes = style.panels(len(dtypes), 1, 1 + 1.9 * len(dtypes), sharex=True, sharey=True)
     for ax, dtype in zip(axes.flat, dtypes, strict=True):
         rows = table[table["dtype"] == dtype]
