@@ -10,6 +10,7 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection, QuadMesh
 from matplotlib.colors import ListedColormap
@@ -37,12 +38,14 @@ def _plot_shares(ax: Axes, grid: pd.DataFrame, left: float = 0, **look) -> QuadM
     return mesh
 
 
-def _write(ax: Axes, grid: pd.DataFrame, say: Callable[[float], str]) -> None:
-    """Write into the cells of a map of shares."""
-    for (row, column), share in np.ndenumerate(grid):
-        if np.isfinite(share):
-            look = {"fontsize": 9.5, "color": "white" if share > 0.55 else "#222222"}
-            ax.text(column + 0.5, row + 0.5, say(share), ha="center", va="center", **look)
+def _plot_words(ax: Axes, grid: pd.DataFrame, say: Callable[[float], str], linewidth: float) -> QuadMesh:
+    """Draw a map of shares, with what is said of each in its cell."""
+    words = grid.map(say, na_action="ignore")
+    look = {"cmap": "Blues", "vmin": 0, "vmax": 1, "cbar": False, "linewidths": linewidth, "linecolor": "#dddddd"}
+    sns.heatmap(grid, ax=ax, annot=words, fmt="", annot_kws={"fontsize": 9.5}, **look)
+    style.name_cells(ax, grid.index, rotation=0)
+    ax.set(xlabel="", ylabel="")
+    return ax.collections[0]
 
 
 def _colour_bar(fig: Figure, mesh: QuadMesh, axes: list[Axes], label: str) -> None:
@@ -99,10 +102,10 @@ def figure_kinds(shares: pd.DataFrame) -> Figure:
     for ax, (dtype, name) in zip(axes.T.flat, panels, strict=True):
         of = shares[(shares["dtype"] == dtype) & (shares["pass"] == name)]
         grid = of.pivot(index="kind", columns=["model", "attention"], values="share")
-        _plot_shares(ax, grid.reindex(index=names, columns=columns), linewidth=0.8)
-        _write(ax, grid.reindex(index=names, columns=columns), lambda share: "0" if share == 0 else percent(share))
+        grid = grid.reindex(index=names, columns=columns)
+        _plot_words(ax, grid, lambda share: "0" if share == 0 else percent(share), 0.8)
         ax.tick_params(axis="y", labelsize=9.5)
-        ax.set_xticks(np.arange(len(columns)) + 0.5, [_short(*column) for column in columns], fontsize=9)
+        ax.set_xticks(np.arange(len(columns)) + 0.5, [_short(*column) for column in columns], fontsize=9, rotation=0)
         ax.set_title(f"{DTYPES[dtype]}, {passes[name]}", fontsize=9.5, loc="left", pad=2)
     return fig
 
@@ -170,9 +173,8 @@ def figure_forms(shares: pd.DataFrame) -> Figure:
     for (kernel, dtype), ax in zip(itertools.product(kernels, dtypes), axes.flat, strict=True):
         of = shares[(shares["kernel"] == kernel) & (shares["dtype"] == dtype)]
         grid = of.pivot(index="form", columns="keys", values="share").reindex(named.FORMS)
-        mesh = _plot_shares(ax, grid, linewidth=0.5)
         # A share that is drawn as none is not none.
-        _write(ax, grid, lambda share: "·" if 0 < share < 0.1 else "")
+        mesh = _plot_words(ax, grid, lambda share: "·" if 0 < share < 0.1 else "", 0.5)
         ax.set_xticks(np.arange(grid.shape[1]) + 0.5, grid.columns, fontsize=9, rotation=90)
         ax.set_title(f"{kernel}, {DTYPES[dtype]}", fontsize=9.5, loc="left", pad=2)
     for ax in axes[-1]:
