@@ -3,7 +3,7 @@
 A chapter is a notebook in ``chapters/`` with no outputs, and a folder of code in ``kvreport/chapters/`` of the
 notebook's name without its number.  The folder's ``chapter.yaml`` holds its parameters, names the data that it reads,
 and says whether some of its experiments must run alone; a set may also name settings of the chapter that its notebook
-has no parameter for.  Experiments that take long and decide nothing from few texts are left out of a default build::
+has no parameter for.  Experiments that decide little for the time that they take are left out of a default build::
 
     parameters: {default: {n_samples: 24}, smoke: {n_samples: 4}, gpu: {device: cuda}}
     data: [documents/issue-25420.yaml, models/standins/*/*]
