@@ -213,7 +213,8 @@ def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor
     for dimension, (has, wanted) in enumerate(zip(full.shape, like.shape, strict=True)):
         if wanted > has:
             return None
-        full = full.narrow(dimension, 0 if first else has - wanted, wanted)
+        if wanted < has:
+            full = full.narrow(dimension, 0 if first else has - wanted, wanted)
     return full
 
 

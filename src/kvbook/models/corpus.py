@@ -12,6 +12,7 @@ Example
 True
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -268,6 +269,12 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
 
 def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]], seed: int) -> Iterator[tuple[str, list[int]]]:
     """Encode documents one after the other, and keep them for the rounds that follow."""
+    # A chat template may be another one at the next call.
+    whole = encode if corpus == CHAT else _encoded_once
     for document in documents(corpus, seed=seed):
-        kept.append((document.name, encode(corpus, tokenizer, document, verbose=False)))
+        kept.append((document.name, whole(corpus, tokenizer, document, verbose=False)))
         yield kept[-1]
+
+
+# Once for all experiments that measure on a document.
+_encoded_once = functools.lru_cache(maxsize=200)(encode)

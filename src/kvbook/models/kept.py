@@ -1,14 +1,16 @@
-"""Models that experiments share: one that was read is kept, within a limit, for who asks for the same one next.
+"""Models and tokenizers that experiments share: one that was read is kept, models within a limit, for who asks next.
 
 A chapter's experiments ask for one model in the same dtypes, one after the other.  Whoever changes a shared model puts
 it back as it was.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from kvbook.models import loading, placement, sources, streamed
 
@@ -17,6 +19,8 @@ LIMIT_BYTES = 2.5e9
 
 # By the model's name, the other arguments, and what the request leads to.
 _kept: dict[tuple[str, tuple[tuple[str, Any], ...], str], loading.Loaded] = {}
+# By their files: a large one takes as long to read as a small model.
+_tokenizers: dict[tuple, PreTrainedTokenizerBase] = {}
 
 
 def load(model: str, memory: float | None = None, **asked: Any) -> loading.Loaded:
@@ -34,10 +38,29 @@ def load(model: str, memory: float | None = None, **asked: Any) -> loading.Loade
         return _kept[key]
     place = placement.device_of(options["device"])
     make_room(about["parameters"] * placement.dtype_on(options["dtype"], place).itemsize, place)
-    loaded = loading.load(model, **asked)
-    _kept[key] = loaded
+    files = _tokenizer_files(model, options["weights"])
+    loaded = loading.load(model, tokenizer=_tokenizers.get(files), **asked)
+    _kept[key], _tokenizers[files] = loaded, loaded.tokenizer
     make_room(0, place)
     return loaded
+
+
+def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:
+    """Load a tokenizer as `loading.tokenizer` does, or give the one that was read before."""
+    files = _tokenizer_files(model, weights)
+    if files not in _tokenizers:
+        _tokenizers[files] = loading.tokenizer(model, weights)
+    return _tokenizers[files]
+
+
+def _tokenizer_files(model: str, weights: str) -> tuple:
+    """Tell a tokenizer by its files, which may have been written anew, or by the hub's revision."""
+    where = sources.resolve(model, weights)
+    folder = Path(where.tokenizer_path)
+    files = sorted(folder.iterdir()) if where.tokenizer_path and folder.is_dir() else []
+    return where.source, where.name, where.tokenizer_path, where.revision, *(
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files
+    )
 
 
 def streams(config: PretrainedConfig, dtype: str, memory: float | None) -> bool:

@@ -31,6 +31,8 @@ from kvbook.models import decoders, hub, lowbit, placement, sources, standins, t
 
 # Bytes from which on loading takes long enough to be watched.
 _LARGE = 2e9
+# Parameters by configuration: every experiment asks, and building a model takes a twentieth of a second without memory.
+_counts: dict[tuple[type, str], int] = {}
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,18 @@ def _auto(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForM
 
 
 def parameter_count(config: PretrainedConfig) -> int:
-    """Count the parameters that a configuration makes, without allocating them."""
-    return sum(p.numel() for p in shape(config).parameters())
+    """Count the parameters that a configuration makes, without allocating them; once for each that is equal."""
+    # Its class says which model it makes.
+    about = type(config), config.to_json_string(use_diff=False)
+    if about not in _counts:
+        _counts[about] = sum(p.numel() for p in shape(config).parameters())
+    return _counts[about]
 
 
 def load(
     model: str, *, weights: str = "stand-in", dtype: str = "float32", device: str = "cpu", attention: str | None = None,
     seed: int = 0, quantization: str = "none", with_encoder: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -194,6 +201,8 @@ def load(
         How the matrices of the linear layers are stored: see `lowbit`.
     with_encoder : bool
         Whether an encoder-decoder may be loaded, as a decoder behind one source text: see `decoders`.
+    tokenizer : transformers tokenizer, optional
+        The model's, where it was read before.
 
     Returns
     -------
@@ -241,7 +250,9 @@ def load(
     lowbit.refuse_untouched(built, where.name, quantization)
     built = built.eval().requires_grad_(False)
     built = decoders.behind_a_source(built) if decoders.has_encoder(where.config) else built
-    return Loaded(built, _tokenizer(where), where.name, where.source, dtype, quantization)
+    return Loaded(
+        built, _tokenizer(where) if tokenizer is None else tokenizer, where.name, where.source, dtype, quantization
+    )
 
 
 def _open(where: sources.Where, stage: hub.Stage) -> AbstractContextManager[None]:

@@ -84,7 +84,7 @@ def check_memory(settings: Settings, name: str, weights: str, dtypes: Iterable[s
 def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> None:
     """Cut the texts once before a folder is made, so that a corpus which is too small leaves none."""
     for name in names:
-        tokenizer = loading.tokenizer(name, weights_of(settings, name))
+        tokenizer = kept.tokenizer(name, weights_of(settings, name))
         for _ in corpus.samples(settings.corpus, tokenizer, n_samples, n_tokens, settings.seed):
             pass
 
@@ -98,7 +98,7 @@ def prompts(
     `what` is the name of a sample and `fields` the settings to lower, both for the refusal; `further` says how many
     tokens more than those settings name are cut.
     """
-    tokenizer = loading.tokenizer(settings.model, settings.weights)
+    tokenizer = kept.tokenizer(settings.model, settings.weights)
     found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens, settings.seed))
     if short := [sample for sample in found if len(sample.ids) < n_tokens]:
         raise UserError(

@@ -1,19 +1,32 @@
-"""An experiment's share of the cores, when another chapter is executed at the same time."""
+"""A process's share of the cores, when another chapter is executed at the same time."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 
-# How many threads an experiment may use that measures no time; whoever runs chapters side by side sets it.
+# How many threads a process may use unless it measures time; whoever runs chapters side by side sets it.
 THREADS_VARIABLE = "KVBOOK_THREADS"
+
+# How many torch had before it was held to the share.
+_all = 0
 
 
 def share(whole: bool) -> contextlib.AbstractContextManager[None]:
-    """Let torch use as many threads as ``KVBOOK_THREADS`` says, while this is open."""
+    """Hold torch to as many threads as ``KVBOOK_THREADS`` says, from here on; while `whole` is open it has them all.
+
+    What a notebook computes after its experiments is held to them too: two threads on a core that another kernel keeps
+    busy take four times as long as one.
+    """
+    global _all
     import torch
 
-    asked = os.environ.get(THREADS_VARIABLE)
-    return contextlib.nullcontext() if whole or not asked else using(min(int(asked), torch.get_num_threads()))
+    if not (asked := os.environ.get(THREADS_VARIABLE)):
+        return contextlib.nullcontext()
+    _all = max(_all, torch.get_num_threads())
+    if whole:
+        return using(_all)
+    torch.set_num_threads(min(int(asked), _all))
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from kvbook import lengths
 from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, kept, loading
 from kvbook.runs import samples
 from kvbook.runs.experiment import Rows, Writer
 from kvreport.chapters.blog_past.past_tables import weights_for
@@ -31,7 +31,7 @@ def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[di
 
 
 def _texts(settings: BugOrRoundingSettings, name: str) -> list[corpus.Sample]:
-    tokenizer = loading.tokenizer(name, weights_for(settings, name))
+    tokenizer = kept.tokenizer(name, weights_for(settings, name))
     return list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
 
 

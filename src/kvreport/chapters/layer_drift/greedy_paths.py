@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.measuring import choosing
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, kept, loading
 from kvbook.runs import samples
 from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.layer_drift import rows as named
@@ -116,7 +116,7 @@ def inputs(settings: LayerDriftSettings) -> Inputs:
     """Name both models, and refuse what cannot be run."""
     models = samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
     for model in models:
-        tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
+        tokenizer = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max(len(prompt) for prompt in prompts(settings, tokenizer))
         loading.check_length(model, longest + settings.n_new_tokens)
     # The document's prompt alone needs no corpus.

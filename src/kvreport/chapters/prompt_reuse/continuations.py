@@ -45,7 +45,7 @@ from transformers.utils import ModelOutput
 from kvbook import paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches, choosing
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, kept, loading
 from kvbook.runs import samples
 from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.prompt_reuse import rows as named
@@ -210,7 +210,7 @@ def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> Inpu
     """Name the models and texts, and refuse texts that are longer than a model's context."""
     models = split_keys.identities(settings)
     for model in models:
-        tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
+        tokenizer = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max((len(item.ids) for item in items_of(settings, tokenizer)), default=0)
         loading.check_length(model, 2 * longest + settings.n_new_tokens, "n_new_tokens")
     return {"texts": documents.published(named.DOCUMENT)["generation"], "models": models} | more

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook.measuring import agreement, full_and_split
-from kvbook.models import loading
+from kvbook.models import kept, loading
 from kvbook.runs import samples
 from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.prompt_reuse import rows as named
@@ -119,7 +119,7 @@ def inputs(settings: PromptReuseSettings) -> Inputs:
     """Name the models and the thread's texts, and refuse what cannot be run."""
     models = identities(settings)
     for model in models:
-        tokenizer = loading.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
+        tokenizer = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         loading.check_length(model, sum(part.shape[1] for part in posted_ids(tokenizer)))
     return {"texts": documents.published(named.DOCUMENT)["split"], "models": models}
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from kvbook import fingerprint, paths
 from kvbook.errors import UserError
 from kvbook.measuring import caches
-from kvbook.models import corpus, loading
+from kvbook.models import corpus, kept
 from kvbook.runs import samples
 from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.prompt_reuse import split_keys
@@ -48,7 +48,7 @@ def tokenizers(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> d
     for model in models:
         if model["weights"] in ("hub", "package", "gguf", "local"):
             weights = samples.weights_of(settings, model["asked_for"])
-            found[model["name"]] = loading.tokenizer(model["asked_for"], weights)
+            found[model["name"]] = kept.tokenizer(model["asked_for"], weights)
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import caches, choosing, memory
-from kvbook.models import loading
+from kvbook.models import kept, loading
 from kvbook.runs.experiment import Experiment, Inputs, Rows
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
@@ -31,7 +31,7 @@ def _ids(settings: StaticCacheSettings) -> list[int]:
     document = documents.published(DOCUMENT)
     if settings.prompt == document["prompt"]:
         return document["prompt_ids"]
-    return list(loading.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
+    return list(kept.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
 
 
 @subject.measured_at_once

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
-from kvbook.models import loading, placement
+from kvbook.models import kept, loading, placement
 from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.static_cache import rows as named
 from kvreport.chapters.static_cache import subject
@@ -43,7 +43,7 @@ def ways(settings: StaticCacheSettings) -> list[Way]:
 def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the timed model, and refuse what cannot be run."""
     made_of = subject.inputs(settings)
-    n_prompt = len(loading.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
+    n_prompt = len(kept.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
     loading.check_length(made_of["models"][0], n_prompt + settings.n_new_tokens)
     return made_of
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.measuring import caches, choosing
-from kvbook.models import loading, placement
+from kvbook.models import kept, loading, placement
 from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
@@ -30,7 +30,7 @@ def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the model, and refuse what cannot be run."""
     placement.check(settings.device, _dtypes(settings))
     model = loading.identify(settings.text_model, _weights(settings), settings.seed)
-    tokenizer = loading.tokenizer(settings.text_model, _weights(settings))
+    tokenizer = kept.tokenizer(settings.text_model, _weights(settings))
     loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens)
     return {"models": [model | {"asked_for": settings.text_model}]}
 

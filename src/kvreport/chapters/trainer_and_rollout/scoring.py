@@ -4,6 +4,8 @@ Every function returns a mapping of columns to tensors of shape (texts, new toke
 head on the last hidden states, which holds for Llama and its kin.
 """
 
+import functools
+
 import torch
 from torch.nn.functional import linear
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -19,6 +21,12 @@ def _picked(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0].double()
 
 
+@functools.lru_cache(maxsize=1)
+def _in_fp32(weight: torch.Tensor) -> torch.Tensor:
+    """Convert the head's weights once for all tokens of a model; nothing trains it meanwhile."""
+    return weight.float()
+
+
 def logprobs(
     model: PreTrainedModel, way: str, hidden: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor | None = None
 ) -> Columns:
@@ -27,7 +35,7 @@ def logprobs(
     logits = head(hidden) if logits is None else logits
     columns = {way: _picked(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)}
     if logits.dtype in (torch.bfloat16, torch.float16):
-        columns[way + named.FP32_HEAD] = _picked(linear(hidden.float(), head.weight.float()), tokens)
+        columns[way + named.FP32_HEAD] = _picked(linear(hidden.float(), _in_fp32(head.weight)), tokens)
         columns[way + named.LOW_SOFTMAX] = _picked(logits, tokens)
     return columns
 
