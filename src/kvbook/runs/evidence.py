@@ -9,6 +9,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,23 +127,35 @@ def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]") -> dict[str
     return found
 
 
+@dataclass(frozen=True)
+class _Joined(records.Run):
+    """Runs that differ in their seed alone; what a page does not print need not be read for it."""
+
+    parts: tuple[records.Run, ...] = ()
+
+    @cached_property
+    def rows(self) -> "pd.DataFrame":
+        """Put the rows one after the other, samples numbered on."""
+        import pandas as pd
+
+        pieces, begin = [], 0
+        for run in self.parts:
+            rows = run.rows
+            if "sample" in rows:
+                rows, begin = _numbered_on(rows, begin)
+            pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
+        return pd.concat(pieces, ignore_index=True)
+
+
 def joined(runs: Sequence[records.Run]) -> records.Run:
     """Join runs that differ in their seed alone: their rows one after the other, samples numbered on."""
     if len(runs) == 1:
         return runs[0]
-    import pandas as pd
-
     first, *others = (_but_for_the_seed(run.about) for run in runs)
     processors = _recorded_processors(runs)
     if any(other != first for other in others) or any(other != processors[0] for other in processors):
         names = ", ".join(run.folder.name for run in runs)
         raise UserError(f"{paths.EVIDENCE}: {names} differ in more than their seed: cite them in roles of their own")
-    pieces, begin = [], 0
-    for run in runs:
-        rows = run.rows
-        if "sample" in rows:
-            rows, begin = _numbered_on(rows, begin)
-        pieces.append(rows.assign(seed=run.about["settings"]["seed"]))
     about = runs[0].about
     counts = {key: value * len(runs) for key, value in about["settings"].items() if key in COUNTED}
     for key in about["settings"].keys() & set(LISTED):
@@ -153,10 +167,7 @@ def joined(runs: Sequence[records.Run]) -> records.Run:
     seeds = [run.about["settings"]["seed"] for run in runs]
     settings = about["settings"] | counts
     changed = {"machine": machine, "settings": settings, "hash": [run.hash for run in runs], "seeds": seeds}
-    whole = records.Run(about | changed, runs[0].folder)
-    # What the property would read from one file.
-    whole.__dict__["rows"] = pd.concat(pieces, ignore_index=True)
-    return whole
+    return _Joined(about | changed, runs[0].folder, parts=tuple(runs))
 
 
 def _numbered_on(rows: "pd.DataFrame", begin: int) -> "tuple[pd.DataFrame, int]":

@@ -4,6 +4,7 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 ``<chapter>.yours.json``, until the rows or the chapter's code change.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +51,7 @@ def _folders(chapter: str) -> list[Path]:
 
 
 def _made_of(chapter: str) -> list[str]:
-    runs = (fingerprint.of_file(folder / "run.json") for folder in _folders(chapter))
+    runs = (fingerprint.of_large_file(folder / "run.json") for folder in _folders(chapter))
     # Rows are imported by a computed name.
     code = fingerprint.of_source([*(f"kvreport.chapters.{chapter}.{of}" for of in ("measures", "rows")), __name__])
     known = [*sorted(paths.DOCUMENTS.glob("*.yaml")), *([paths.PROCESSORS] if paths.PROCESSORS.is_file() else [])]
@@ -61,10 +62,17 @@ def roles(chapter: str) -> set[str]:
     """List the numbers that the chapter's prose and other pages ask for by a measure's name."""
     files = [(path, None) for path in paths.CHAPTERS.glob("*.ipynb") if chapter_name(path.stem) == chapter]
     files += [(path, chapter) for path in (paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md"))]
+    there = [(path, path.stat(), named) for path, named in files if path.is_file()]
+    asked = [(_asked_in(path, about.st_size, about.st_mtime_ns), named) for path, about, named in there]
+    return {what for roles, named in asked for of, what in roles if of == named} - {PROCESSOR}
+
+
+@functools.cache
+def _asked_in(path: Path, _size: int, _changed: int) -> set[tuple[str | None, str]]:
+    """Find the numbers that a file asks for, and of which chapter: a build asks for them a hundred times."""
     # In a notebook's file quotation marks are escaped.
-    texts = [(path.read_text("utf-8").replace('\\"', '"'), named) for path, named in files if path.is_file()]
-    found = {role["what"] for text, named in texts for role in measures.ROLE.finditer(text) if role["chapter"] == named}
-    return found - {PROCESSOR}
+    text = path.read_text("utf-8").replace('\\"', '"')
+    return {(role["chapter"], role["what"]) for role in measures.ROLE.finditer(text)}
 
 
 def _kept(name: str, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> Evaluated:

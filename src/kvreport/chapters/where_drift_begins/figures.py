@@ -42,7 +42,11 @@ def _plot_words(ax: Axes, grid: pd.DataFrame, say: Callable[[float], str], linew
     """Draw a map of shares, with what is said of each in its cell."""
     words = grid.map(say, na_action="ignore")
     look = {"cmap": "Blues", "vmin": 0, "vmax": 1, "cbar": False, "linewidths": linewidth, "linecolor": "#dddddd"}
+    # seaborn draws the figure to see whether labels overlap; ours do not, and laying it out each time takes seconds.
+    layout = ax.figure.get_layout_engine()
+    ax.figure.set_layout_engine("none")
     sns.heatmap(grid, ax=ax, annot=words, fmt="", annot_kws={"fontsize": 9.5}, **look)
+    ax.figure.set_layout_engine(layout)
     style.name_cells(ax, grid.index, rotation=0)
     ax.set(xlabel="", ylabel="")
     return ax.collections[0]
