@@ -191,7 +191,14 @@ def _overflow(page: Page, width: int) -> list[str]:
     page.set_viewport_size({"width": width, "height": 800})
     _draw(page)
     needed = page.evaluate("document.documentElement.scrollWidth")
-    return [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
+    found = [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
+    # A table may scroll; who reads its caption should not have to. What is folded away has no width.
+    cut = page.evaluate(
+        "[...document.querySelectorAll('article .pst-scrollable-table-container:has(caption)')]"
+        ".map(f => [f.querySelector('caption'), f.getBoundingClientRect().right])"
+        ".filter(([c, end]) => end && c.getBoundingClientRect().right > end + 1).map(([c]) => c.textContent.trim())"
+    )
+    return found + [f"caption cut at {width} px: {text[:60]!r}" for text in cut]
 
 
 def _length(page: Page) -> list[str]:
