@@ -193,11 +193,8 @@ def _overflow(page: Page, width: int) -> list[str]:
     needed = page.evaluate("document.documentElement.scrollWidth")
     found = [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
     # A table may scroll; who reads its caption should not have to. What is folded away has no width.
-    cut = page.evaluate(
-        "[...document.querySelectorAll('article .pst-scrollable-table-container:has(caption)')]"
-        ".map(f => [f.querySelector('caption'), f.getBoundingClientRect().right])"
-        ".filter(([c, end]) => end && c.getBoundingClientRect().right > end + 1).map(([c]) => c.textContent.trim())"
-    )
+    wider = "c => c.offsetWidth > c.closest('div').clientWidth + 1"
+    cut = page.evaluate(f"[...document.querySelectorAll('caption')].filter({wider}).map(c => c.textContent.trim())")
     return found + [f"caption cut at {width} px: {text[:60]!r}" for text in cut]
 
 

