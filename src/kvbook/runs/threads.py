@@ -14,8 +14,8 @@ _all = 0
 def share(whole: bool) -> contextlib.AbstractContextManager[None]:
     """Hold torch to as many threads as ``KVBOOK_THREADS`` says, from here on; while `whole` is open it has them all.
 
-    What a notebook computes after its experiments is held to them too: two threads on a core that another kernel keeps
-    busy take four times as long as one.
+    What a notebook computes after its experiments is held to them too: beside a process that kept one of two cores
+    busy, two threads took four times as long as one in a trial.
     """
     global _all
     import torch
