@@ -18,7 +18,7 @@ from kvreport.running import catalogue, planning
 
 # What loads no model that is named in the settings, or is over in seconds.
 SMALL = {
-    "attention_forms", "engine_rollout", "exact_cost", "first_layer", "gemm_map", "kernels",
+    "atlas", "attention_forms", "engine_rollout", "exact_cost", "first_layer", "gemm_map", "kernels",
     "memory_bandwidth", "policy_gradient", "scratch_held", "scratch_logits", "scratch_loss", "scratch_speed",
     "scratch_texts", "seams", "served_llama_cpp", "served_llama_cpp_bf16", "served_openvino", "served_vllm",
     "served_vllm_bf16", "static_shapes",
