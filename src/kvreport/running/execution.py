@@ -91,9 +91,10 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     to_measure = [chapter for chapter in stale if chapter.runs_kept() is None]
     measured, all_of_it = alone.measure(to_measure, build) if jobs > 1 else ({}, True)
     # What could not be measured is tried again by its notebook, which is to be alone as well.
+    timing = jobs == 1 or not all_of_it
     # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
     # kernel.
-    with contextlib.closing(Kernels(build)) as kernels, ThreadPoolExecutor(jobs if all_of_it else 1) as pool:
+    with contextlib.closing(Kernels(build, timing)) as kernels, ThreadPoolExecutor(1 if timing else jobs) as pool:
         try:
             for future in [pool.submit(bring, chapter, measured.get(chapter.stem, 0.0)) for chapter in stale]:
                 future.result()

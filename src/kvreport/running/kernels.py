@@ -25,6 +25,9 @@ _COMMAND = [
     sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50",
     "--IPKernelApp.exec_lines=__import__('kvbook.garbage').garbage.look_less_often()",
 ]
+# Lets the C library ask for large pages (2.35 and later), a tenth less time in what handles all logits.  The rows that
+# were tried were bitwise identical, but for a peak of memory, which moved by half a per cent.
+_LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class _Kernel(AsyncKernelManager):
@@ -42,10 +45,13 @@ class Kernels:
     ----------
     build
         Which they are to end with.
+    timing
+        Whether they measure time too, which is measured on the pages that users have.
     """
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, timing: bool) -> None:
         self._build = build
+        self._pages = {} if timing else _LARGE_PAGES
         # By thread: an event loop goes with each.
         self._idle: dict[int, tuple[_Kernel, Any]] = {}
 
@@ -59,7 +65,7 @@ class Kernels:
             kernel = None
         if kernel is None:
             kernel, read = _Kernel(), _read_by_kernels()
-            run_sync(kernel.start_kernel)(env={**os.environ, **environment}, cwd=str(folder))
+            run_sync(kernel.start_kernel)(env={**self._pages, **os.environ, **environment}, cwd=str(folder))
             self._build.begun(kernel.provisioner.process)
         try:
             run_sync(_begin_anew)(kernel, environment)
