@@ -200,7 +200,7 @@ def test_a_kernel_keeps_no_names_ends_after_an_edit_and_times_on_usual_pages(tmp
     with contextlib.closing(Kernels(Build(io.StringIO(), 1), timing)) as kernels:
 
         def ran(variable: str) -> tuple[str, str, str, str, int]:
-            code = "import os; print(os.getpid(), os.environ['NOTE'], 'hugetlb' in str(os.environ), 'x' in globals())\nx = 1"
+            code = "from os import *; print(getpid(), environ['NOTE'], 'hugetlb' in str(environ), 'x' in dir()); x = 1"
             notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
             with kernels.one({"NOTE": variable}, tmp_path) as kernel:
                 NotebookClient(notebook, km=kernel).execute()
