@@ -168,6 +168,13 @@ def encode(corpus: str, tokenizer, document: Document, **options) -> list[int]:
     return list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
 
 
+def opening(corpus: str, tokenizer) -> int:
+    """Count the tokens that all texts of a population begin with: of chats those of the template, else none."""
+    if corpus != CHAT:
+        return 0
+    return len(os.path.commonprefix([encode(corpus, tokenizer, document) for document in documents(corpus)]))
+
+
 def _drawn(seed: int, name: str) -> bytes:
     # By a digest, so that the order of the others stays when files come and go.
     return hashlib.sha256(f"{seed} {name}".encode()).digest()

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from kvbook.measuring import choosing
+from kvbook.models import corpus, kept
 from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
@@ -53,13 +54,20 @@ def _divergence(baseline: Step, step: Step) -> Row:
 
 
 def prompt_length(settings: DoesItMatterSettings) -> int:
-    """Return the tokens of a prompt: a quarter of the text."""
-    return settings.n_tokens // 4
+    """Return the tokens of a prompt: a quarter of the text, behind what all chats begin with."""
+    tokenizer = kept.tokenizer(settings.model, settings.weights)
+    return corpus.opening(settings.corpus, tokenizer) + settings.n_tokens // 4
+
+
+def n_written(settings: DoesItMatterSettings) -> int:
+    """Return how many tokens are written: the rest of the text."""
+    return settings.n_tokens - settings.n_tokens // 4
 
 
 def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
-    return variants.inputs(settings, settings.n_tokens, settings.n_samples, prompt_length(settings))
+    length = prompt_length(settings)
+    return variants.inputs(settings, length + n_written(settings), settings.n_samples, length)
 
 
 def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
@@ -77,7 +85,7 @@ def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) ->
             prompts, indices = subject.tensor([one.ids for one in group]), [one.index for one in group]
             choose = Chooser(choice, settings.seed)
             with torch.inference_mode():
-                found = diverge(subject, prompts, indices, settings.n_tokens - length, choose, cached_only=only)
+                found = diverge(subject, prompts, indices, n_written(settings), choose, cached_only=only)
                 about = [{"choice": choice, "sample": one.index, "source": one.source} for one in group]
                 writer.append(unit, [subject.about | about[text] | row for text, row in found])
 
@@ -130,11 +138,11 @@ def _read(pieces: Iterable[variants.Piece], prompt: int, sample: int, choose: Ch
 def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = len(CHOICES) * settings.n_samples
-    written = settings.n_tokens - prompt_length(settings)
+    written = n_written(settings)
     # A batch is written at once.
     n_steps = written * n_texts * (1 + 1 / variants.BATCH)
     # On average, the baseline reads little more than half of the text.
-    n_tokens = (settings.n_tokens + prompt_length(settings)) // 2
+    n_tokens = prompt_length(settings) + written // 2
     return Work(n_tokens, (written + 2 * len(WATCHED)) * n_texts, n_steps, settings.dtypes, copies=3)
 
 

@@ -18,7 +18,7 @@ class DoesItMatterSettings(TextSettings):
         Texts, and prompts that are continued.
     n_tokens : int
         Tokens of each text: the first half is a prompt and the second half is scored.  Where the model continues a
-        text, the first quarter is the prompt, and it writes the rest.
+        text, the first quarter is the prompt, and it writes the rest; a chat's template stands before that.
     longest : int
         Tokens of the texts along which drift is followed; no more than the model's context is used.
     dtypes : tuple of str
