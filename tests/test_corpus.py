@@ -134,8 +134,7 @@ def test_english_prose_is_long_in_sentences_counts_overlaps_once_and_mixes_its_k
 
 def test_control_a_list_of_parameters_or_code_is_no_prose(monkeypatch, tmp_path):
     monkeypatch.setattr(english, "PACKAGES", ())
-    sentence = "This is a sentence of more than seven words, number {}.\n"
-    prose = "".join(map(sentence.format, range(100)))
+    prose = "".join(map("This is a sentence of more than seven words, number {}.\n".format, range(100)))
     code, parameters = ("".join(f"{line.format(i)}\n" for i in range(400)) for line in (">>> a = {}", "name_{} : int"))
     again = prose + "And one more.\n"
     named = {"a": prose, "again": again, "code": code, "parameters": parameters, "short": prose[:1000]}
@@ -143,13 +142,17 @@ def test_control_a_list_of_parameters_or_code_is_no_prose(monkeypatch, tmp_path)
     assert list(english.texts.__wrapped__()) == ["topics/a"]
 
 
-def test_a_conversation_stands_in_the_chat_template_and_a_model_without_one_is_refused():
+def test_conversations_stand_in_the_chat_template_share_only_that_and_a_model_without_one_is_refused():
     assert len(corpus.conversations()) >= 60
     tokenizer = loading.tokenizer("qwen2")
     (sample,) = corpus.samples("chat", tokenizer, 1, 24)
     answer = corpus.conversations()[sample.source]
     turns = [{"role": "user", "content": sample.source}, {"role": "assistant", "content": answer}]
     assert sample.ids == list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])[:24]
+    length = corpus.opening("chat", tokenizer)
+    starts = [{tuple(one.ids) for one in corpus.samples("chat", tokenizer, 60, length + more)} for more in (0, 1)]
+    assert len(starts[0]) == 1 < len(starts[1])
+    assert corpus.opening("stdlib", tokenizer) == 0 < length
     tokenizer.chat_template = None
     assert "no chat template" in refusal(lambda: list(corpus.samples("chat", tokenizer, 1, 24)))
 

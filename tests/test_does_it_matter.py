@@ -446,8 +446,7 @@ def test_what_is_written_is_bitwise_what_generate_writes_to_the_end_token(
 @pytest.fixture(scope="module")
 def usage(settings):
     many = settings.model_copy(update={"corpus": "stdlib", "n_usage": 10, "n_tokens": 48})
-    run = usage_factorial.EXPERIMENT.run(many)
-    return found.of_runs("does_it_matter", {"usage_factorial": run})
+    return found.of_runs("does_it_matter", {"usage_factorial": usage_factorial.EXPERIMENT.run(many)})
 
 
 def test_every_cell_that_is_planned_writes_every_prompt_in_both_dtypes(usage):
@@ -473,7 +472,7 @@ def test_the_table_and_the_figure_of_changes_come_out_of_the_rows(usage):
     figures.figure_moved(table)
     padded = usage["one change"].query("dtype == 'bfloat16' and choice == 'sampled' and change == 'left padding'")
     moved = padded["differs"]
-    (found,) = measures.MOVED_SAMPLED.where(dtype="bfloat16", change=named.LEFT)(usage)
+    (found,) = measures.MOVED_BESIDE.where(dtype="bfloat16", choice="sampled", change=named.LEFT, beside="")(usage)
     assert (found.estimate.value, found.units) == (moved.mean(), 10)
     assert tables.moved_grid(table)["sampled, bf16 (%)"].str.startswith(f"{100 * moved.mean():.0f} [").any()
     counts = tables.cells(usage).set_index("what became of it")["combinations"]

@@ -166,6 +166,5 @@ def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, t
         assert "another token" in refusal(beside_llama_cpp.measure, settings, {}, writer)
         return
     beside_llama_cpp.measure(settings, {}, writer)
-    rows = pd.read_csv(tmp_path / "rows.csv")
-    found = rows.pivot(index="repeat", columns="program", values="step_s")
+    found = pd.read_csv(tmp_path / "rows.csv").pivot(index="repeat", columns="program", values="step_s")
     assert found.to_numpy() == pytest.approx(np.array([[0.002, 0.0005, 0.001]] * 2))

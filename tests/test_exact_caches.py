@@ -114,8 +114,7 @@ def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, i
     monkeypatch.setattr(
         llama.lm_head, "forward", lambda x, own=llama.lm_head.forward: strides.append(x.stride()) or own(x)
     )
-    found = exact_cost.prefill(llama, ids)
-    torch.testing.assert_close(found, llama(ids, logits_to_keep=1).logits)
+    torch.testing.assert_close(exact_cost.prefill(llama, ids), llama(ids, logits_to_keep=1).logits)
     assert strides[0] == (32, 32, 1)
 
 

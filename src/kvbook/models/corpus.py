@@ -172,7 +172,8 @@ def opening(corpus: str, tokenizer) -> int:
     """Count the tokens that all texts of a population begin with: of chats those of the template, else none."""
     if corpus != CHAT:
         return 0
-    return len(os.path.commonprefix([encode(corpus, tokenizer, document) for document in documents(corpus)]))
+    chats = (encode(corpus, tokenizer, document) for document in documents(corpus))
+    return sum(1 for _ in itertools.takewhile(lambda ids: len({*ids}) == 1, zip(*chats, strict=False)))
 
 
 def _drawn(seed: int, name: str) -> bytes:
