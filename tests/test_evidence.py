@@ -174,7 +174,7 @@ def test_runs_on_other_texts_or_kinds_of_processor_stand_by_themselves_behind_th
     assert apart == f"{first}, {role}"
     assert (evidence.beside_of(first), evidence.beside_of(apart)) == ("", role)
     assert evidence.texts_of(apart) == ("chat" if role == "chat" else "")
-    assert evaluated.maker(apart) == (evaluated.maker(first) if role == "chat" else role.replace(" ", ""))
+    assert evaluated.maker(apart) == role.replace(" ", "")
     assert [runs["counting"].folder for runs in found.values()] == [folder, other]
     assert evidence.printed(found)["counting"].folder == folder
 

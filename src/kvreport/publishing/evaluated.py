@@ -19,6 +19,7 @@ from kvbook.runs import evidence, records
 from kvreport.publishing import chapter_name, keep, measures, processors, provenance, statements, wording
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
+from kvreport.publishing.judging import NOT_RECORDED
 
 Evaluated = dict[str, Any]
 # A number that every chapter has: on what its printed runs were made.
@@ -117,7 +118,9 @@ def _published(chapter: str) -> Evaluated:
     numbers = numbers_of(printed, first, list(results.values()))
     for name, of in results.items():
         for key, text in numbers_of(of, labels[name]).items():
-            numbers.setdefault(f"{key}@{maker(name)}", text)
+            # Two processors may have read other texts.
+            if text != NOT_RECORDED:
+                numbers.setdefault(f"{key}@{maker(name)}", text)
     behind = {role: origins_of(measures.behind(known[role.split()[0]], printed)) for role in asked}
     return {
         "numbers": numbers,
@@ -165,11 +168,10 @@ def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[
 
 
 def maker(processor: str) -> str:
-    """Give a processor's maker, the first word of its name; or its kind; or to what its libraries were held."""
+    """Give a processor's maker, the first word of its name; its kind, its texts, or what libraries were held to."""
     if limit := processors.LIMIT.search(processor):
         return limit["to"]
-    beside = evidence.beside_of(processor)
-    return beside.replace(" ", "") if beside in evidence.OTHER_KINDS else re.match(r"\w*", processor)[0]
+    return evidence.beside_of(processor).replace(" ", "") or re.match(r"\w*", processor)[0]
 
 
 def _texts(run: records.Run) -> str:

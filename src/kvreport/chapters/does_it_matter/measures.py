@@ -237,7 +237,8 @@ LONG_TEXTS = TEXTS.alike("long texts", rows="drift_by_position")
 LONGEST = LONG_TEXTS.alike("their tokens", counted(lambda rows: rows["read_to"].max() + 1))
 # Files, of which a few were cut twice.
 POSITION_TEXTS = LONG_TEXTS.alike(rows="by position", by=("dtype", "bin"), estimate=distinct("source"))
-DEEPEST = POSITION_TEXTS.alike("tokens of the longest", counted(lambda of: of["length"].max()), by=())
+LIMIT = noted("long_contexts", "models", 0, "context_length", write="{:,}".format)
+POSITION_LENGTH = POSITION_TEXTS.alike("tokens of the longest", counted(lambda of: of["length"].max()), by=())
 WINDOW_TEXTS = TEXTS.alike(rows="windows", estimate=distinct("source"))
 PAIRS = TEXTS.alike("pairs of texts that diverged", rows="after_divergence", by=("dtype",))
 
@@ -249,6 +250,8 @@ _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
 # Of the bins of positions, the last one that four texts reach: from 1,448 tokens on.
 _FAR = 5
+# The last one of a chat: its last third.
+_END_OF_A_CHAT = 3
 _FEW_BITS = (named.KV_INT4, named.WEIGHTS_8, named.WEIGHTS_4)
 _BATCHED = {dtype: EQUAL.where(way=named.BATCHED, dtype=dtype) for dtype in ("float32", "bfloat16")}
 STATEMENTS = {
@@ -303,7 +306,7 @@ STATEMENTS = {
     ),
     "what-moves-is-near-a-tie": always(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL),
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
-    "drift-stays-along-long-texts": always(DRIFT_GROWTH.where(bin=_FAR), "inside", _HALF_MORE),
+    "drift-stays-along-texts": always(DRIFT_GROWTH.where(bin=(_END_OF_A_CHAT, _FAR)), "inside", _HALF_MORE),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "errors-stay-in-bf16": of_model(UNCACHED_ERROR_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),
     "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(bin=_FAR), "inside", _HALF_MORE),
