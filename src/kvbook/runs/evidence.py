@@ -37,7 +37,7 @@ HELD_BACK = "fewer instructions"
 OTHER_KINDS = ("Zen 3", "Zen 4", HELD_BACK)
 BESIDE = (*OTHER_TEXTS, *OTHER_KINDS)
 # Settings that say how many units a run has: of several runs joined, their sum.
-COUNTED = ("n_samples", "n_prompts")
+COUNTED = ("n_samples", "n_prompts", "n_usage")
 # Lists of what each row says for itself: runs may differ in them, and are joined to one of all that they list.
 LISTED = ("text_lengths", "dtypes")
 # What is equal on the machines of runs that are joined.
