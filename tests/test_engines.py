@@ -132,8 +132,7 @@ def test_a_file_in_gguf_has_the_dtype_of_the_model_and_its_tokenizer(dtype, tmp_
 
 def test_every_weight_is_written_and_no_other_number(tmp_path):
     model = loading.load("llama", dtype="bfloat16").model
-    file = gguf_file.write_gguf(model, tmp_path / "model.gguf")
-    tensors = gguf.GGUFReader(file).tensors
+    tensors = gguf.GGUFReader(gguf_file.write_gguf(model, tmp_path / "model.gguf")).tensors
     written = {one.name: gguf.quants.dequantize(one.data, one.tensor_type) for one in tensors}
     expected = small_gguf.tensors(copy.deepcopy(model).float())
     assert [name for name in written if not np.array_equal(written[name], expected[name])] == []

@@ -100,8 +100,7 @@ def test_the_picture_in_the_page_is_light_even_when_the_figure_is_dense(page, sh
         ax.scatter(noise.normal(size=3000), noise.normal(size=3000), c=noise.normal(size=3000), s=4)
         assert len(publish._picture(fig, "png", publish.INLINE_DPI[0])) > publish.INLINE_BYTES
         page.figure(fig, "fig-dense", table=ROWS)
-    picture = shown[0][0]["image/png"]
-    assert len(picture) * 3 / 4 <= publish.INLINE_BYTES
+    assert len(shown[0][0]["image/png"]) * 3 / 4 <= publish.INLINE_BYTES
 
 
 @pytest.mark.parametrize("name", ["layer-drift", "fig_drift", "fig-Drift", "tab-drift", "fig-", "../fig-x"])

@@ -79,14 +79,18 @@ def test_figures_and_tables_are_numbered_described_and_referred_to(root):
 
 
 def test_a_picture_waits_and_keeps_its_place_where_its_size_is_known(root, tmp_path):
-    folder = root / "_build" / "html" / "chapters"
     picture = page(root).find("figure", id="fig-squares").img
-    with Image.open(folder / picture["src"]) as shown:
+    with Image.open(root / "_build" / "html" / "chapters" / picture["src"]) as shown:
         assert [picture["loading"], picture["width"], picture["height"]] == ["lazy", *map(str, shown.size)]
     (tmp_path / "a.svg").write_text("<svg/>")
     html = '<p><img alt="x" src="_images/a.svg"></p>'
     for known in ({"a.svg": tmp_path / "a.svg"}, {}):
         assert finishing.marked(html, known) == html.replace("<img ", '<img loading="lazy" ')
+
+
+def test_the_arrow_of_what_unfolds_is_drawn_once_and_pointed_to_from_elsewhere(root):
+    assert len(page(root).find_all("path", id="arrow")) == len(page(root).find_all("path")) == 1
+    assert len(page(root).select("summary svg")) == 1 + len(page(root).find_all("use", href="#arrow")) > 1
 
 
 def test_every_download_is_the_runs_own_file(root):

@@ -3,7 +3,8 @@
 sphinx-thebe adds its scripts twice, so every page logs that THEBE_JS_URL is declared already;
 sphinx-togglebutton gives a code toggle a name that differs from the text in it; sphinxcontrib-bibtex marks
 references with a role that is not allowed in a list. docutils wraps the text of each cell and each word of code once
-more than any style asks for, which is a tenth of a page that is one long table.
+more than any style asks for, which is a tenth of a page that is one long table.  sphinx-design draws an arrow at all
+that unfolds; here it is drawn once, and pointed to from elsewhere.
 
 Pictures load when a reader comes near them, and keep their place until then.  A first visit then brings what is seen
 and not a megabyte of what is further down; and because every picture says how large it is, a link to a figure leads to
@@ -55,7 +56,11 @@ def _cleaned(body: str) -> str:
     body = body.replace(' aria-label="Toggle hidden content"', "").replace('role="doc-biblioentry"', 'role="listitem"')
     body = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", body)
     # A cell of several paragraphs keeps them.
-    return re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)
+    body = re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)
+    if arrow := re.search(r"<path( [^>]*></path>)", body):
+        elsewhere = body[arrow.end() :].replace(arrow[0], '<use href="#arrow"></use>')
+        body = f'{body[: arrow.start()]}<path id="arrow"{arrow[1]}{elsewhere}'
+    return body
 
 
 def marked(html: str, files: Mapping[str, Path]) -> str:
