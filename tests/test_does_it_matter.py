@@ -160,8 +160,7 @@ def test_the_head_decides_as_the_stock_class_does(settings, subject, texts):
     rows = gathered(subject, BASELINE, texts, 1)
     for length in (5, 14, 21):
         expected = stock(texts[:1, :length]).logits.argmax(-1)
-        found = classifier.decisions(rows[0, length - 1][1][None], score)
-        assert found.tolist() == expected.tolist()
+        assert classifier.decisions(rows[0, length - 1][1][None], score).tolist() == expected.tolist()
 
 
 def test_labels_count_brackets(folder):
@@ -500,8 +499,7 @@ def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_ti
 def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subject):
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     path = tokens_of(written_alone(subject.baseline.model, prompt, 16))
-    other = (path[6] + 1) % 320
-    rows = list(after_divergence.follow(subject, prompt, path, 7, other, GREEDILY))
+    rows = list(after_divergence.follow(subject, prompt, path, 7, (path[6] + 1) % 320, GREEDILY))
     assert [row["offset"] for row in rows] == list(range(-6, 10))
     by_offset = {row["offset"]: row for row in rows}
     assert all(by_offset[k]["token_equal"] and by_offset[k]["kl_free"] < 1e-8 for k in range(-6, 0))
@@ -522,10 +520,12 @@ def test_without_a_divergence_nothing_comes_after_it_and_with_divergences_every_
     assert len(followed(parted=1, token=5).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
 
 
-def test_texts_of_several_lengths_are_refused(settings, tmp_path):
-    (tmp_path / "a.py").write_text("x = 1\n" * 50)
-    (tmp_path / "b.py").write_text("x = 1\n")
-    assert "b.py gives" in refusal(lambda: variants.texts(settings.model_copy(update={"corpus": str(tmp_path)}), 2, 24))
+def test_shorter_files_of_a_folder_are_passed_over_and_too_few_longer_ones_refused(settings, tmp_path):
+    for name, lines in (("a.py", 50), ("b.py", 1), ("c.py", 50)):
+        (tmp_path / name).write_text("x = 1\n" * lines)
+    own = settings.model_copy(update={"corpus": str(tmp_path)})
+    assert [text.source for text in variants.texts(own, 2, 24)] == ["a.py", "c.py"]
+    assert "at most 2, or lower n_tokens" in refusal(lambda: variants.texts(own, 3, 24))
     assert "samples" in refusal(lambda: drift_by_position.EXPERIMENT.inputs(settings.model_copy(update={"n_long": 9})))
 
 

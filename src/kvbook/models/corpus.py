@@ -212,14 +212,17 @@ def describe(corpus: str, part: Part = "held-out") -> dict[str, str | int]:
     return about
 
 
-def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, seed: int = 0) -> Iterator[Sample]:
+def samples(
+    corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, seed: int = 0, full: bool = False,
+    named: str = "n_tokens",
+) -> Iterator[Sample]:
     """Cut a corpus into samples, lazily, so that memory does not grow with their number.
 
     From a folder come the first `n_tokens` tokens of each of the first `n_samples` files in name order, as issue 25420
-    did it; a shorter file gives a shorter sample.  The other populations have few texts, so there each gives `n_tokens`
-    tokens in the first round, the next ones in the second, and so on; every sample has exactly `n_tokens`, and a text
-    with fewer gives none.  With seed 0 a text begins with its first tokens, with any other at a place that the seed
-    draws.
+    did it; a shorter file gives a shorter sample, or none if they are to be full.  The other populations have few
+    texts, so there each gives `n_tokens` tokens in the first round, the next ones in the second, and so on; every
+    sample has exactly `n_tokens`, and a text with fewer gives none.  With seed 0 a
+    text begins with its first tokens, with any other at a place that the seed draws.
 
     Where `n_tokens` is a range, a sample is the beginning of what it would be at the range's largest length, so that
     sample i has the same file, place and length whatever their number is.
@@ -237,6 +240,10 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
     seed : int
         Of which texts are taken: of the files' order, and of where in each file the first round begins.  Of drawn
         lengths.
+    full : bool
+        Whether shorter files of a folder are passed over.
+    named : str
+        The settings to lower where files are too short, for the refusal.
 
     Raises
     ------
@@ -263,12 +270,12 @@ def samples(corpus: str, tokenizer, n_samples: int, n_tokens: lengths.Length, se
             length = lengths.drawn(n_tokens, made, seed)
             ids = encode(corpus, tokenizer, document, truncation=True, max_length=length)
             # One token has no prefix to cache.
-            if len(ids) >= 2:
+            if len(ids) >= (length if full else 2):
                 yield Sample(made, document.name, 0, ids)
                 made += 1
                 if made == n_samples:
                     return
-    lower = f"lower n_samples to at most {made}, or lower n_tokens" if made else "lower n_tokens, or name longer texts"
+    lower = f"ask for at most {made}, or lower {named}" if made else f"lower {named}, or name longer texts"
     raise UserError(
         f"corpus {corpus!r} gives {made} samples of {lengths.said(n_tokens)} tokens, {n_samples} were asked for: "
         f"{lower}"

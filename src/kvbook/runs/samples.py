@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from kvbook import lengths, progress
-from kvbook.errors import UserError
 from kvbook.measuring import costs
 from kvbook.models import corpus, kept, loading, packages, placement, registry, streamed
 from kvbook.runs import records
@@ -90,22 +89,14 @@ def check_corpus(settings: TextSettings, names: Iterable[str], n_samples: int, n
 
 
 def prompts(
-    settings: Settings, texts: str, n_samples: int, n_tokens: int, what: str = "prompt", fields: str = "prompt_tokens",
-    further: int = 0,
+    settings: Settings, texts: str, n_samples: int, n_tokens: int, named: str = "prompt_tokens"
 ) -> list[corpus.Sample]:
-    """Cut samples of one length by the model's tokenizer, and refuse shorter ones, which no batch can hold.
+    """Cut samples of one length, as a batch needs, by the model's tokenizer; `named` are the settings of that length.
 
-    `what` is the name of a sample and `fields` the settings to lower, both for the refusal; `further` says how many
-    tokens more than those settings name are cut.
+    Shorter files are passed over.
     """
     tokenizer = kept.tokenizer(settings.model, settings.weights)
-    found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens, settings.seed))
-    if short := [sample for sample in found if len(sample.ids) < n_tokens]:
-        raise UserError(
-            f"{short[0].source} gives {len(short[0].ids)} tokens, {n_tokens} are needed of each {what}: name a folder "
-            f"of longer files, or lower {fields} to at most {min(len(sample.ids) for sample in short) - further}"
-        )
-    return found
+    return list(corpus.samples(texts, tokenizer, n_samples, n_tokens, settings.seed, full=True, named=named))
 
 
 def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> dict[str, Any]:

@@ -269,7 +269,7 @@ class Subject:
 
 def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
     """Cut the texts; often one token more than is read."""
-    return samples.prompts(settings, settings.corpus, n_samples, n_tokens, "text", "n_tokens or longest", further=1)
+    return samples.prompts(settings, settings.corpus, n_samples, n_tokens, "n_tokens or longest")
 
 
 def groups(texts: list[corpus.Sample]) -> list[list[corpus.Sample]]:
