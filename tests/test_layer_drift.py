@@ -131,8 +131,7 @@ def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_on
 
 def test_the_table_of_lengths_counts_texts_with_equal_bits_and_gives_few_files_no_interval(book):
     table = tables.by_length(changed(book, "layer_drift_lengths", differing_share="(sample > 0) * 0.5"))
-    drawn = table.query("tokens == '33 to 190'")
-    assert drawn["bitwise identical"].str.startswith("1 of ").all()
+    assert table.query("tokens == '33 to 190'")["bitwise identical"].str.startswith("1 of ").all()
     assert not table["share"].str.contains(" to ").any()
     few = tables.by_length(changed(book, "layer_drift", source="'one.py'")).query("tokens == '64'")
     assert few["share"].str.contains(" to ").all()

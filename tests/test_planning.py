@@ -22,7 +22,7 @@ from kvreport.chapters.does_it_matter import teacher_forced
 from kvreport.chapters.which_path_is_right import path_errors, results
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE, found
-from kvreport.running import execution, planning
+from kvreport.running import catalogue, execution, planning
 from kvreport.running.build import Build
 
 ABOUT = "parameters: {default: {n: 5}, few: {n: 2}}\ndata: [numbers.csv]\n"
@@ -162,8 +162,10 @@ def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settin
     assert found.measured("which_path_is_right", asked).runs == {"path_errors": None}
 
 
-def test_a_default_build_alone_leaves_experiments_out_and_their_chapters_have_them():
+def test_a_default_build_alone_leaves_experiments_out_and_their_chapters_have_them_at_their_revisions():
     default = planning.plan("default")
+    named = {name: revision for one in default for name, revision in found._rows(one.name).EXPERIMENTS.items()}
+    assert named == {name: catalogue.EXPERIMENTS[name].revision for name in named}
     assert all(set(chapter.left_out) <= set(found._rows(chapter.name).EXPERIMENTS) for chapter in default)
     assert any(chapter.left_out for chapter in default)
     assert not any(chapter.left_out for name in ("smoke", "trained", "gpu") for chapter in planning.plan(name))

@@ -1,7 +1,7 @@
-"""Looking for garbage less often: what a command imports is millions of objects that live as long as it does.
+"""Garbage is collected less often: a command imports millions of objects, which live as long as it does.
 
-Looking through them again and again while they are imported, and once more at the end, takes a third of what the
-imports take, and finds nothing.
+To search them again and again during the imports, and once more at the end, takes a third of the imports' time, and
+finds nothing.
 """
 
 import atexit

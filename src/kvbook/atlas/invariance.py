@@ -13,12 +13,12 @@ from kvbook.diagnosis import execution_paths, feeding
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.first_operation import first_operation
 
-# What `generate` feeds is not ours to keep equal.
 # On these row-invariant arithmetic has not been tried on every architecture yet.
 _NOT_YET = (
     "copied cache, used twice", "verify and roll back", "right padding", "padding on a continued pass",
     "padding, batch of 1", "unequal lengths", "beam reordering", "positions given", "use_cache=True",
 )
+# What `generate` feeds is not ours to keep equal.
 SWITCHED_PATHS = tuple(path for path in PATHS if path not in (WHOLE, *_NOT_YET))
 # Tokens of the shorter passes, beside a single one: within the window, and all but the last, as a prefill has them.
 _FEWER = (7, LENGTH - 1)

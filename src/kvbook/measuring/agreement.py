@@ -99,7 +99,7 @@ class Decision:
     top1_flip : bool
         Whether the most probable token is another one.
     margin : float
-        Reference logit of its most probable token less that of the second.
+        Reference logit of its most probable token minus that of the second.
     """
 
     kl_nats: float

@@ -94,7 +94,7 @@ def growth_per_layer(layers: np.ndarray, drift: np.ndarray) -> Estimate:
     Returns
     -------
     Estimate
-        Growth a layer, as a fraction.  The interval takes the residuals as independent, which neighbouring layers are
+        Growth per layer, as a fraction.  The interval takes the residuals as independent, which neighbouring layers are
         not, so it is rather too narrow.
     """
     fit = scipy.stats.linregress(layers, np.log(drift))

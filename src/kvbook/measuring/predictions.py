@@ -41,7 +41,7 @@ class Scores:
     flip : Tensor, shape (rows,)
         1 where the first choice is another token, else 0.
     margin : Tensor, shape (rows,)
-        Reference logit of its first choice less that of its second.
+        Reference logit of its first choice minus that of its second.
     shift : Tensor, shape (rows,)
         By how much the other's logits change that margin; below ``-margin`` the second overtakes the first.
     ulp : Tensor, shape (rows,)

@@ -1,4 +1,4 @@
-"""An encoder-decoder as its decoder behind one source text, so that it is called as a causal model is."""
+"""An encoder-decoder as its decoder after one source text, so that it is called as a causal model is."""
 
 from typing import Any
 

@@ -7,7 +7,7 @@ In a chapter's notebook::
     Drift grows in every layer. {measured}`MODEL`, {measured}`TEXTS` texts.
     :::
 
-The alternative text is a figure's, in words, for who cannot see it.
+The alternative text is a figure's, in words, for readers who cannot see it.
 """
 
 import json

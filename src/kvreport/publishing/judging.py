@@ -47,7 +47,7 @@ class Measured:
         return not math.isnan(self.estimate.value)
 
     def said(self, form: str) -> str:
-        """Write it behind the name of its series."""
+        """Write it after the name of its series."""
         number = wording.estimated(self.estimate, form) if self.is_fitted else "cannot be estimated"
         return f"{self.series} {number}".strip()
 

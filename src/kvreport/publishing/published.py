@@ -33,7 +33,7 @@ class Published:
     caption : str
         MyST text.
     alt : str
-        A figure's words for who cannot see it.
+        A figure in words, for readers who cannot see it.
     files : dict of str to str
         Kind of file to its SHA-256.
     run : dict

@@ -54,7 +54,7 @@ def _divergence(baseline: Step, step: Step) -> Row:
 
 
 def prompt_length(settings: DoesItMatterSettings) -> int:
-    """Return the tokens of a prompt: a quarter of the text, behind what all chats begin with."""
+    """Return the tokens of a prompt: a quarter of the text, after what all chats begin with."""
     tokenizer = kept.tokenizer(settings.model, settings.weights)
     return corpus.opening(settings.corpus, tokenizer) + settings.n_tokens // 4
 

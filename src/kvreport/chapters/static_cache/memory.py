@@ -1,6 +1,6 @@
 """How many bytes generation takes at its peak, with each kind of cache, the counter reset before each.
 
-Each row generates a few tokens behind a prompt of a given length.  On a CPU the counter sees the whole process, so the
+Each row generates a few tokens after a prompt of a given length.  On a CPU the counter sees the whole process, so the
 bytes in use just before are noted beside it.  Rows, one a (cache, length): see ``data/README.md``.
 """
 
@@ -17,7 +17,7 @@ from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 
-# Tokens behind the prompt.
+# Tokens after the prompt.
 _N_NEW = 4
 
 

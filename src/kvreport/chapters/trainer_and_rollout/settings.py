@@ -10,6 +10,7 @@ class TrainerAndRolloutSettings(Settings):
     ----------
     corpus : str
         ``"stdlib"``, ``"english"``, ``"chat"`` or a folder of text files, of which the prompts are the beginnings.
+        The policy gradient takes Python source, which its stand-in was trained on.
     n_samples : int
         Prompts; eight are continued in one batch.
     prompt_tokens : int
