@@ -70,8 +70,7 @@ def test_the_page_counts_the_answers_that_the_recorded_rows_keep():
         _, run = first_screen.recorded()[dtype]
         rows = run.rows[(run.rows["dtype"] == dtype) & (run.rows["case"] == reuse.CHAT)]
         texts = rows.sort_values("step").groupby(["item", "way"])["token"].agg(tuple).unstack()
-        kept = (texts[reuse.SHARED] == texts[reuse.NO_REUSE]).sum()
-        assert said == f"{kept} of {len(texts)}"
+        assert said == f"{(texts[reuse.SHARED] == texts[reuse.NO_REUSE]).sum()} of {len(texts)}"
         assert page.count(f'data-loop="wrong" data-dtype="{dtype}"') == 1
     # Else a changed row would show nothing.
     assert len(set(panels.values())) > 1
