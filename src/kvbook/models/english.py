@@ -1,7 +1,7 @@
 """English prose that ships with what is installed: Python's help topics, and READMEs and long docstrings of packages.
 
-None of the book's models was trained on it, for stand-ins learn from Python source alone, so all of it is held out.
-Texts that overlap count once.
+The book's stand-ins learn from Python source alone, so they have not read it, but for the help topics: these are a
+module of the standard library, in its part for training.  Texts that overlap count once.
 """
 
 import ast
