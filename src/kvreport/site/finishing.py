@@ -3,8 +3,8 @@
 sphinx-thebe adds its scripts twice, so every page logs that THEBE_JS_URL is declared already;
 sphinx-togglebutton gives a code toggle a name that differs from the text in it; sphinxcontrib-bibtex marks
 references with a role that is not allowed in a list. docutils wraps the text of each cell and each word of code once
-more than any style asks for, which is a tenth of a page that is one long table.  sphinx-design draws an arrow at all
-that unfolds; here it is drawn once, and pointed to from elsewhere.
+more than any style asks for, which is a tenth of a page that is one long table.  sphinx-design draws an arrow at
+everything that unfolds; here it is drawn once, and pointed to from elsewhere.
 
 Pictures load when a reader comes near them, and keep their place until then.  A first visit then brings what is seen
 and not a megabyte of what is further down; and because every picture says how large it is, a link to a figure leads to

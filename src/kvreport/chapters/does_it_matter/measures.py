@@ -250,7 +250,7 @@ _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
 # Of the bins of positions, the last one that four texts reach: from 1,448 tokens on.
 _FAR = 5
-# The last one of a chat: its last third.
+# The last one of a chat, from 192 tokens on; of longer texts it is the one that ends at 1,024.
 _END_OF_A_CHAT = 3
 _FEW_BITS = (named.KV_INT4, named.WEIGHTS_8, named.WEIGHTS_4)
 _BATCHED = {dtype: EQUAL.where(way=named.BATCHED, dtype=dtype) for dtype in ("float32", "bfloat16")}
