@@ -34,7 +34,7 @@ def counted(monkeypatch):
     monkeypatch.setattr(loading, "config_of", lambda model, weights: given)
 
 
-def test_every_experiment_that_takes_long_on_a_trained_model_says_how_much_it_does_and_fewer_texts_are_less():
+def test_every_experiment_that_takes_long_on_a_trained_model_says_how_much_it_does_and_fewer_texts_are_less(real_model):
     default = {chapter.name: chapter.parameters for chapter in planning.plan()}
     for chapter in planning.plan("trained"):
         values = chapter.values()
