@@ -73,5 +73,4 @@ def logits(file, ids, base: float | None = None) -> torch.Tensor:
         h = norm(x, f"blk.{layer}.ffn_norm")
         gate, up = (h @ weight(f"blk.{layer}.ffn_{part}").T for part in ("gate", "up"))
         x = x + (functional.silu(gate) * up) @ weight(f"blk.{layer}.ffn_down").T
-    head = "output" if "output.weight" in tensors else "token_embd"
-    return norm(x, "output_norm") @ weight(head).T
+    return norm(x, "output_norm") @ weight("output" if "output.weight" in tensors else "token_embd").T

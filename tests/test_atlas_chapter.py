@@ -136,8 +136,7 @@ def test_a_sentence_names_what_is_refused_and_an_unnamed_one_is_an_error(results
 def test_a_badge_is_an_svg_that_says_the_verdict_in_words_and_escapes_what_it_quotes(tmp_path):
     badges.write(ROWS, tmp_path)
     for row in ROWS:
-        drawn = ElementTree.parse(tmp_path / f"{row['architecture']}.svg").getroot()
-        said = "".join(drawn.itertext())
+        said = "".join(ElementTree.parse(tmp_path / f"{row['architecture']}.svg").getroot().itertext())
         assert table.verdict(row) in said
         assert "transformers 5.0" in said
     assert "row-invariant: refused" in (tmp_path / "c.svg").read_text()

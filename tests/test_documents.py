@@ -69,5 +69,4 @@ def test_control_a_claim_without_words_or_with_a_whole_page_is_found():
 
 def test_the_page_on_measuring_explains_every_word_of_a_verdict():
     text = (paths.ROOT / "pages" / "measuring.md").read_text("utf-8")
-    explained = re.findall(r"^(.+)\n: ", text, re.MULTILINE)
-    assert set(get_args(judging.Word)) == set(explained)
+    assert set(get_args(judging.Word)) == set(re.findall(r"^(.+)\n: ", text, re.MULTILINE))

@@ -141,6 +141,7 @@ def test_a_number_is_written_as_its_span_over_all_that_was_recorded(found):
     other = Found(found.frames, found.runs | {"drift": run_of(found["drift"].assign(equal=True))})
     role = "EQUAL dtype=bfloat16 everywhere .2f"
     assert measures.written(role, KNOWN, found, [found, other]) == "0.25 to 1.00"
+    assert measures.written(role.replace(".2f", "digit"), KNOWN, found, [found, other]) == "2 × 10⁻¹ to 1"
     assert measures.written(role, KNOWN, found) == "0.25"
 
 

@@ -218,8 +218,7 @@ def test_three_times_a_bound_is_three_times_its_distance_from_nothing():
 
 
 def test_many_series_are_told_by_their_ends():
-    values = [0.1 * k for k in range(1, 9)]
-    said = judge(SIMPLE, Evidence("hub", {SHARE: at(*values)})).here
+    said = judge(SIMPLE, Evidence("hub", {SHARE: at(*(0.1 * k for k in range(1, 9)))})).here
     assert "from model 0 0.10 [0.09, 0.11] to model 7 0.80 [0.79, 0.81], 8 series" in said
     # Control: of few each is told.
     few = judge(SIMPLE, Evidence("hub", {SHARE: at(0.1, 0.2)})).here

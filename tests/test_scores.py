@@ -111,8 +111,7 @@ def test_tensors_of_any_dtype_are_compared_where_the_mask_is_set():
     (moved(1e-6), 0, "rounding"), (moved(2.0), 1, "fault"), (moved(0.05), 2, "undecided"),
 ])
 def test_the_command_prints_the_verdict_and_has_its_exit_status(b, status, word, kvbook_here, tmp_path):
-    files = written(A, tmp_path / "a.jsonl"), written(b, tmp_path / "b.jsonl")
-    done = kvbook_here("scores", *files)
+    done = kvbook_here("scores", written(A, tmp_path / "a.jsonl"), written(b, tmp_path / "b.jsonl"))
     assert done.returncode == status
     assert f"verdict   {word}: " in done.stdout
     assert max(map(len, done.stdout.splitlines())) < 250

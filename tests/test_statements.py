@@ -93,12 +93,12 @@ def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     assert {key for key, _, _ in slots} <= set(published["numbers"])
     assert {there for _, _, there in slots} <= {"", *map(evaluated.maker, published["labels"])}
     written = {role.split()[0] for role in evaluated.roles(chapter.name)}
-    unused = set(measures.named(module)) - written - names_read(Path(module.__file__).parent)
-    assert unused == set()
+    assert set(measures.named(module)) - written - names_read(Path(module.__file__).parent) == set()
 
 
 # Of one processor is a line that names it.
 ON_ONE_PROCESSOR = re.compile(r"Intel|AMD|this processor|`processor`")
+ON_SOME_TEXTS = re.compile(r"Python (source|files)|English prose|chat\b")
 
 
 def has_digits_that_another_run_does_not_share(printed: str, there: str) -> bool:
@@ -121,24 +121,36 @@ def lie_apart(printed: str, there: str) -> bool:
     return low > other_high or high < other_low
 
 
-def unnamed(chapter) -> dict[str, list[str]]:
-    """Find numbers that stand in a line without a processor's name, and what each is on the processors that have it."""
+def unnamed(chapter, naming: re.Pattern[str], beside: str) -> dict[str, list[str]]:
+    """Find numbers in lines that do not name where they were measured, and what each is in each place beside."""
     numbers = evaluated.published(chapter.name)["numbers"]
     pages = "\n".join((paths.ROOT / page).read_text("utf-8") for page in ("index.md", "pages/answers.md"))
     pages = pages.replace(f"{{measured}}`{chapter.name}:", "{measured}`")
-    lines = [line for line in f"{text_of(chapter)}\n{pages}".splitlines() if not ON_ONE_PROCESSOR.search(line)]
-    written = {match["key"] for line in lines for match in captions.SLOT.finditer(line)}
-    return {
-        key: [numbers[key], *(there for name, there in numbers.items() if name.startswith(f"{key}@"))]
-        for key in written & set(numbers)
-    }
+    lines = [line for line in f"{text_of(chapter)}\n{pages}".splitlines() if not naming.search(line)]
+    written = {match["key"] for line in lines for match in captions.SLOT.finditer(line)} & set(numbers)
+    other = {key: re.compile(f"{re.escape(key)}@{beside}") for key in written}
+    return {key: [numbers[key], *(numbers[at] for at in numbers if of.fullmatch(at))] for key, of in other.items()}
 
 
 @BY_NAME
 @pytest.mark.parametrize("differ", [has_digits_that_another_run_does_not_share, lie_apart])
 def test_a_number_that_two_processors_do_not_share_names_its_processor(chapter, differ):
-    found = unnamed(chapter).items()
+    found = unnamed(chapter, ON_ONE_PROCESSOR, ".*").items()
     assert {key: said for key, (printed, *said) in found if any(differ(printed, there) for there in said)} == {}
+
+
+def of_one_population(chapter, naming: re.Pattern[str]) -> set[str]:
+    """Find estimates that other texts do not share, and that are no range."""
+    found = unnamed(chapter, naming, "(Englishprose|chat)")
+    differ = {key for key, said in found.items() if len({re.split(r" ?[\[±]", one)[0] for one in said}) > 1}
+    return {key for key in differ if re.search(r"[\[±%]", found[key][0]) and "everywhere" not in key}
+
+
+@BY_NAME
+def test_an_estimate_that_populations_do_not_share_is_a_range_or_names_its_texts(chapter):
+    assert of_one_population(chapter, ON_SOME_TEXTS) == set()
+    # Control: without the names of texts, this chapter has such estimates.
+    assert of_one_population(chapter, re.compile("(?!)")) or chapter.name != "which_path_is_right"
 
 
 # Two runs' numbers, and whether digits that are printed differ, and whether intervals lie apart.

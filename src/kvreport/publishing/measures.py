@@ -270,17 +270,21 @@ def written(
     if isinstance(one, Worded):
         return one(found)
     kept = dict(word.split("=", 1) for word in words if "=" in word)
-    how = [word for word in words if word in HOW] + ["span"] * spanned
+    how = [word for word in words if word in HOW]
     forms = [f"{{:{word}}}" for word in words if "=" not in word and word not in HOW]
     if len(how) > 1 or len(forms) > 1:
         raise UserError(f"{{measured}}`{role}`: give one format, and one of {', '.join(HOW)}")
     places = everywhere or [found] if spanned else [found]
     measured = [each for place in places for each in one.where(**_values(role, kept, place[one.rows]))(place)]
+    if not measured:
+        return NOT_RECORDED
     if rounded:
         measured = [dataclasses.replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
-    form = forms[0] if forms else one.form
+    form, write = forms[0] if forms else one.form, HOW[how[0]] if how else HOW["value"] if spanned else _ESTIMATES
+    ranked = sorted(measured, key=lambda each: each.estimate.value)
     try:
-        return (HOW[how[0]] if how else _ESTIMATES)(measured, form, one.unit) if measured else NOT_RECORDED
+        said = (write(each, form, one.unit) for each in ([ranked[:1], ranked[-1:]] if spanned else [measured]))
+        return " to ".join(dict.fromkeys(said))
     except ValueError as error:
         raise UserError(f"{{measured}}`{role}`: {error}") from None
 
