@@ -8,9 +8,10 @@ from kvreport.chapters.where_drift_begins import (
     kernels,
     length_sweep,
     operation_replay,
+    summation,
 )
 
 EXPERIMENTS = (
     operation_replay.EXPERIMENT, gemm_map.EXPERIMENT, length_sweep.EXPERIMENT, attention_forms.EXPERIMENT,
-    cache_factorial.EXPERIMENT, equal_shapes.EXPERIMENT, kernels.EXPERIMENT,
+    cache_factorial.EXPERIMENT, equal_shapes.EXPERIMENT, kernels.EXPERIMENT, summation.EXPERIMENT,
 )

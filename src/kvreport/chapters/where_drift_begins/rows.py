@@ -12,7 +12,7 @@ from kvreport.publishing.wording import between
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "operation_replay": 1, "gemm_map": 1, "length_sweep": 2, "attention_forms": 1, "cache_factorial": 2,
-    "equal_shapes": 1, "kernels": 1,
+    "equal_shapes": 1, "kernels": 1, "summation": 1,
 }
 
 

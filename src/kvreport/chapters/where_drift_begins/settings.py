@@ -31,9 +31,11 @@ class WhereDriftBeginsSettings(TextSettings):
     outer_size : int
         Its number of columns.
     threads : tuple of int
-        With how many threads of a CPU the product is mapped.
+        With how many threads of a CPU products are mapped, and their sums taken apart.
     kernel_rows : tuple of int
         Rows of the products, and queries of the attention, whose kernels are read.
+    profiled : bool
+        Whether a profiler names the functions behind the products too; takes Linux's `perf`, and minutes.
     key_lengths : tuple of int
         Numbers of keys of the attention that is taken apart.
     """
@@ -48,6 +50,7 @@ class WhereDriftBeginsSettings(TextSettings):
     outer_size: Count = 192
     threads: Counts = (1, 2)
     kernel_rows: Counts = (1, 2, 3, 8, 16, 64, 256)
+    profiled: bool = False
     key_lengths: Counts = (5, 17, 63, 64, 65, 200, 513)
 
     @property
