@@ -104,6 +104,36 @@ REPORTED = KERNELS.alike(
 ).where(linear=True)
 TALLEST = KERNELS.alike("most rows in a product of the attention", computed("height", "max"))
 
+# In which order products add up.
+_ORDERS = Measure(
+    "", "", "dtype", "{:.0f}", "all shapes and numbers of rows that were tried", rows="orders", by=("dtype",),
+    estimate=total("other"),
+)
+OTHER_ORDER = _ORDERS.alike("products of fewer rows that add up in another order than that of the most rows").where(
+    threads=1
+)
+UNEXPLAINED = _ORDERS.alike(
+    "products whose bits differ in an equal order, or are equal in another", total("unexplained")
+)
+OTHER_BY_THREADS, OTHER_KERNEL_BY_THREADS = (
+    _ORDERS.alike(f"products whose {what} changes with the number of threads", total(column), rows="with threads")
+    for what, column in (("order", "other"), ("kernel", "kernel"))
+)
+IN_A_ROW, SUMS = (
+    _ORDERS.alike(what, computed(column, "max"))
+    for what, column in (("terms in a row", "in_a_row"), ("running sums that take terms in turn", "sums"))
+)
+SHORTEST, LONGEST = (
+    _ORDERS.alike(
+        f"{which} running sum of one row over that of the most rows", computed("longer", of), form="{:.2f}",
+        rows="one against many",
+    )
+    for which, of in (("shortest", "min"), ("longest", "max"))
+)
+KEPT = _ORDERS.alike("least share of small terms that a sum keeps", computed("kept", "min"), form="{:.2f}").where(
+    dtype=("float16", "bfloat16")
+)
+
 # Facts for the prose.
 MODEL = noted("operation_replay", "models", 0, "name")
 KERNELS_MODEL = noted("kernels", "models", 0, "name")
@@ -117,6 +147,8 @@ DRAWS = HEADS.alike("draws", counted(_draws)).where(form=rows.ALONE)
 
 # What oneDNN was held to, on a processor that has later instructions.
 _NO_BF16_INSTRUCTIONS, _AVX2 = "ONEDNN_MAX_CPU_ISA=AVX512_CORE", "ONEDNN_MAX_CPU_ISA=AVX2"
+_PORTABLE = "MKL_CBWR=COMPATIBLE"
+_ALIKE = Bound(1, "arithmetic", "as long")
 _ONE = Bound(1, "arithmetic", "one for all")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
@@ -161,6 +193,27 @@ STATEMENTS = {
     "another-kernel-differs-in-other-products": here(OTHER_PRODUCTS, "above", NONE, on=_NO_BF16_INSTRUCTIONS),
     "no-library-reports-linear-in-bf16-held-to-avx2": here(REPORTED.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "no-linear-layer-differs-held-to-avx2": here(MOST_LINEAR.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
+    "order-tells-bits": here(UNEXPLAINED, "at most", NONE, on="Zen 4"),
+    "down-proj-adds-in-another-order": here(
+        OTHER_ORDER.where(dtype="bfloat16", last=True), "above", NONE, on="Zen 4"
+    ),
+    "others-add-in-one-order": here(OTHER_ORDER.where(dtype="bfloat16", last=False), "at most", NONE, on="Zen 4"),
+    "fp16-adds-in-one-order": here(OTHER_ORDER.where(dtype="float16"), "at most", NONE, on="Zen 4"),
+    "some-sums-are-shorter-in-fp32": here(SHORTEST.where(dtype="float32"), "below", _ALIKE, on="Zen 4"),
+    "some-sums-are-longer-in-fp32": here(LONGEST.where(dtype="float32"), "above", _ALIKE, on="Zen 4"),
+    "all-sums-are-longer-in-portable-code": here(SHORTEST.where(dtype="float32"), "above", _ALIKE, on=_PORTABLE),
+    "sums-in-16-bits-keep-small-terms": here(
+        KEPT, "above", Bound(0.9, "ours", "nine in ten", "share"), on="Zen 4"
+    ),
+    "threads-change-no-kernel": here(OTHER_KERNEL_BY_THREADS, "at most", NONE, on="Zen 4"),
+    "threads-change-orders-in-fp32": here(OTHER_BY_THREADS.where(dtype="float32"), "above", NONE, on="Zen 4"),
+    "threads-change-no-order-in-16-bits": here(
+        OTHER_BY_THREADS.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 4"
+    ),
+    "another-kernel-adds-other-products-in-another-order": here(
+        OTHER_ORDER.where(dtype="bfloat16", last=False), "above", NONE, on=_NO_BF16_INSTRUCTIONS
+    ),
+    "one-order-held-to-avx2": here(OTHER_ORDER.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
     "hidden-keys-change-rows": here(HIDDEN_KEYS.where(dtype="float32"), "above", NONE),
 }

@@ -39,6 +39,8 @@ STATES = ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = ("every row equal", "first row equ
 
 # The attention among the calls whose kernels are read, and a call of which no library reports anything.
 ATTENTION, UNREPORTED = "attention", "not reported"
+# What a profiler says of machine code that oneDNN makes when it runs.
+WRITTEN = "written by oneDNN"
 
 # Forms of the attention.
 FORMS = BOOLEAN, ADDITIVE, ALONE, ALONE_MASKED, THREE, SIXTEEN, ALONE_HIDDEN, HIDDEN, LONGER = (
@@ -157,6 +159,27 @@ def _kernels(run: Run) -> pd.DataFrame:
     return found.reset_index().assign(linear=lambda made: made["operation"] != ATTENTION)
 
 
+def _orders(run: Run) -> pd.DataFrame:
+    """Tell of every product whether its order is another than that of the most rows, and whether bits disagree."""
+    rows = run.rows[run.rows["in_a_row"].notna()]
+    other, differs = rows["order_equal"] == 0, rows["equal_rows"] < rows["rows"]
+    last = rows["operations"].str.contains("down_proj")
+    return rows.assign(other=other, unexplained=other != differs, last=last)
+
+
+def _with_threads(orders: pd.DataFrame) -> pd.DataFrame:
+    """Tell at which shapes and numbers of rows kernel and order change with the number of threads."""
+    groups = orders.groupby(["dtype", "operations", "rows"], sort=False)[["kernel", "other"]]
+    return groups.agg(lambda of: len(set(of)) > 1).reset_index()
+
+
+def _one_against_many(orders: pd.DataFrame) -> pd.DataFrame:
+    """Divide the terms in a row of one row's sums by those of the most rows, on the fewest threads."""
+    orders = orders[orders["threads"] == orders["threads"].min()].set_index(["dtype", "operations"])
+    terms = [orders.loc[orders["rows"] == count, "in_a_row"] for count in (1, orders["rows"].max())]
+    return (terms[0] / terms[1]).rename("longer").reset_index()
+
+
 ROWS = {
     "operations": Frame(_operations, ("operation_replay",)),
     "operations of the first model": Frame(_of_first_model, ("operations",)),
@@ -176,4 +199,7 @@ ROWS = {
     "steps": Frame(_steps, ("cache_factorial",)),
     "prompts": Frame(_prompts, ("equal_shapes",)),
     "kernels by rows": Frame(_kernels, ("kernels",)),
+    "orders": Frame(_orders, ("summation",)),
+    "with threads": Frame(_with_threads, ("orders",)),
+    "one against many": Frame(_one_against_many, ("orders",)),
 }

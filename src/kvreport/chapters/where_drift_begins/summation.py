@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from kvbook.measuring import agreement
 from kvbook.runs import threads
 from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.where_drift_begins import gemm_map, kernels
-from kvreport.chapters.where_drift_begins.rows import ATTENTION, UNREPORTED
+from kvreport.chapters.where_drift_begins.rows import ATTENTION, UNREPORTED, WRITTEN
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 # A row's numbers, the large one and the one: no sum of ones moves the large one in 32 bits; in 16 a sum can be told.
@@ -67,8 +68,13 @@ def kept(rows: int, sizes: list[int], dtype: str) -> float:
     return (float(linear(x, torch.ones(outer, inner, dtype=of))[0, 0]) - 1) / (small * (inner - 1))
 
 
-def function_of(call: Callable[[], Any], seconds: float = 0.4) -> str:
-    """Call again and again under ``perf``, and name the function that took the most time, copying left aside."""
+def function_of(call: Callable[[], Any]) -> str:
+    """Name the function that takes the most time of a call, copying left aside; a busy machine is sampled longer."""
+    return next((name for name in map(partial(_profiled, call), (0.5, 2, 8)) if name != UNREPORTED), UNREPORTED)
+
+
+def _profiled(call: Callable[[], Any], seconds: float) -> str:
+    """Call again and again under ``perf``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "samples")
         sampling = ["perf", "record", "-q", "-F", "1999", "-o", file, "-p", str(os.getpid())]
@@ -90,7 +96,7 @@ def most_sampled(report: str) -> str:
         if "libtorch" in line["file"] and "copy" not in line["name"]:
             shares[re.sub(r"\(anonymous namespace\)::|[<(].*", "", line["name"])] += float(line["share"])
         elif line["file"] == "[JIT]":
-            shares["written by oneDNN"] += float(line["share"])
+            shares[WRITTEN] += float(line["share"])
     return shares.most_common(1)[0][0] if shares else UNREPORTED
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from typing import Any
 
 import pandas as pd
 
@@ -88,6 +89,51 @@ def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
         ]
     )
     return table.assign(operation=table["operation"].str.replace(linear, "all linear layers", regex=False))
+
+
+def orders(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """List what runs for each shape and number of rows, and in which order it adds up, on the fewest threads."""
+    alike: dict[tuple, list[str]] = {}
+    for found in everywhere.values():
+        if (ran := found["summation"]) is None:
+            continue
+        ran = ran[ran["threads"] == ran["threads"].min()].sort_values(["dtype", "rows"], ascending=[False, True])
+        # Code that oneDNN writes when it runs has no name but the one that it reports.
+        named = ran["function"].where(~ran["function"].isin([rows.WRITTEN, rows.UNREPORTED]), ran["kernel"])
+        for (dtype, operations, size), of in ran.groupby(["dtype", "operations", "inner_size"], sort=False):
+            said = zip(of["rows"], named[of.index].fillna(of["kernel"]), map(_order, of.itertuples()), strict=True)
+            runs = [(between([one[0] for one in ones], "{}"), *what) for what, ones in _spans(said)]
+            case = (_label(found, "summation"), DTYPES[dtype], size, *runs)
+            alike.setdefault(case, []).extend(operations.split(", "))
+    linear = {name for operations in alike.values() for name in operations} - {rows.ATTENTION}
+    table = [
+        {
+            "processor": on, "dtype": dtype, "terms": size, "in": _among(operations, linear), "rows": at,
+            "function": function, "adds": order,
+        }
+        for (on, dtype, size, *runs), operations in alike.items() for at, function, order in runs
+    ]
+    return pd.DataFrame(table)
+
+
+def _among(operations: list[str], linear: set[str]) -> str:
+    """Name operations, or what is missing of all linear layers, whichever is shorter."""
+    missing = linear - set(operations)
+    found, but = ", ".join(operations), ", ".join(sorted(missing))
+    return found if rows.ATTENTION in operations or len(found) < len(but) else f"all but {but}" if but else "all"
+
+
+def _spans(said: Iterable[tuple]) -> list[tuple[tuple, list[tuple]]]:
+    return [(what, list(ones)) for what, ones in groupby(said, lambda one: one[1:])]
+
+
+def _order(of: Any) -> str:
+    """Say how the sums of one product are made; of the attention nothing was asked."""
+    if pd.isna(of.in_a_row):
+        return ""
+    if of.sums > 1:
+        return f"{of.sums:.0f} sums in turn"
+    return "one sum" if of.in_a_row == of.inner_size else f"pieces of {of.in_a_row:.0f}"
 
 
 def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
