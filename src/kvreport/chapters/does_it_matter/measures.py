@@ -183,13 +183,14 @@ BY_POSITION = Measure(
     "divergence of the cached pass from the uncached one", "file", "dtype and positions", "{:.1e}", rows="by position",
     by=("dtype", "bin"), estimate=mean("kl"),
 )
-DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
+DIVERGENCE_GROWTH, DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
     BY_POSITION.alike(
         f"{name}, over that at the same texts' first positions", _over_the_same_texts(column), form="{:.2f}",
         over=("bin", 0),
     )
     for name, column in (
-        ("drift between the two passes", "drift"), ("error of the cached pass against fp64", "error"),
+        (BY_POSITION.name, "kl"), ("drift between the two passes", "drift"),
+        ("error of the cached pass against fp64", "error"),
         ("error of the uncached pass against fp64", "error_full"),
     )
 )
@@ -306,6 +307,7 @@ STATEMENTS = {
     ),
     "what-moves-is-near-a-tie": always(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL),
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
+    "divergence-stays-along-texts": always(DIVERGENCE_GROWTH, "below", _HALF_MORE),
     "drift-stays-along-texts": always(DRIFT_GROWTH.where(bin=(_END_OF_A_CHAT, _FAR)), "inside", _HALF_MORE),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "errors-stay-in-bf16": of_model(UNCACHED_ERROR_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),

@@ -142,15 +142,16 @@ def along(found: Found) -> pd.DataFrame:
 
 
 def by_position(found: Found) -> pd.DataFrame:
-    """Follow drift and errors along the longest texts: each distance over that at the same texts' first positions."""
+    """Follow divergence, drift and errors along long texts: each over that at the same texts' first positions."""
     grouped = found["by position"].groupby(list(measures.BY_POSITION.by), sort=False)
     table = grouped.agg(
         texts=("sample", "nunique"), read_from=("read_from", "min"), read_to=("read_to", "max"), flips=("flips", "sum"),
         n_tokens=("n_tokens", "sum"),
     )
     columns = {
-        "kl": measures.BY_POSITION, "ratio": measures.CACHED_OVER_UNCACHED, "drift_growth": measures.DRIFT_GROWTH,
-        "error_growth": measures.ERROR_GROWTH, "uncached_error_growth": measures.UNCACHED_ERROR_GROWTH,
+        "kl": measures.BY_POSITION, "ratio": measures.CACHED_OVER_UNCACHED, "kl_growth": measures.DIVERGENCE_GROWTH,
+        "drift_growth": measures.DRIFT_GROWTH, "error_growth": measures.ERROR_GROWTH,
+        "uncached_error_growth": measures.UNCACHED_ERROR_GROWTH,
     }
     for name, measure in columns.items():
         known = _by_key(measure, found)
