@@ -46,7 +46,7 @@ def inputs(settings: StaticCacheSettings) -> Inputs:
     """Name the timed model, and refuse what cannot be run."""
     made_of = subject.inputs(settings)
     n_prompt = len(kept.tokenizer(settings.model, subject.weights_of(settings))(settings.prompt)["input_ids"])
-    loading.check_length(made_of["models"][0], n_prompt + settings.n_new_tokens)
+    loading.check_length(made_of["models"][0], n_prompt + settings.n_new_tokens, "n_new_tokens")
     return made_of
 
 
