@@ -9,7 +9,7 @@ from kvbook.measuring import estimates, survival
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, ratio_of_means, share, total
-from kvreport.publishing.measures import Measure, always, here, noted, of_model
+from kvreport.publishing.measures import Measure, always, here, noted, of_model, worded
 from kvreport.publishing.rules import ALL, HALF, NONE, Bound
 
 # Draws for what has to be sorted anew in each.
@@ -168,6 +168,8 @@ MOVED_AT_A_TIE = Measure(
     by=("dtype",), estimate=part("tied"),
 )
 MOVED_NEAR_A_TIE = MOVED_AT_A_TIE.alike("share of them at most one ulp from a tie", part("near"))
+# Of a dtype the rows have what `planned` chose.
+COMBINATIONS = worded("usage_factorial", lambda of: "{} of {}".format(*named.counts(of)))
 USAGE_PROMPTS = Measure("prompts", rows="usage_factorial", estimate=distinct("sample"), form="{:.0f}")
 USAGE_WRITTEN = USAGE_PROMPTS.alike("tokens written", counted(lambda rows: rows["path"].str.split().str.len().max()))
 

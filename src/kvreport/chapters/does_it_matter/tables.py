@@ -119,12 +119,12 @@ def moved_grid(table: pd.DataFrame) -> pd.DataFrame:
 
 def cells(found: Found) -> pd.DataFrame:
     """Count the cells of the factorial: those that make no sense, by the reason, those that were run, and the rest."""
-    run = len(found["usage_factorial"][["dtype", *rows.Cell._fields]].drop_duplicates())
+    run, sensible = rows.counts(found["usage_factorial"])
     n_dtypes, left, table = found["usage_factorial"]["dtype"].nunique(), rows.cells(), []
     for why, has in rows.NO_SENSE.items():
         table.append((f"makes no sense: {why}", n_dtypes * sum(map(has, left))))
         left = [cell for cell in left if not has(cell)]
-    table += [("was run", run), ("makes sense, and was not run", n_dtypes * len(left) - run)]
+    table += [("was run", run), ("makes sense, and was not run", sensible - run)]
     return pd.DataFrame(table, columns=["what became of it", "combinations"])
 
 
