@@ -74,10 +74,10 @@ def test_uncommitted_code_makes_no_evidence(asked, monkeypatch):
 def test_a_run_of_another_processor_revision_or_size_is_no_reason_to_pass_a_cell_over(asked, monkeypatch):
     making.make(timed=False)
     cell = next(making.cells(timed=False))
-    assert cell.is_recorded() and 0 <= cell.seconds() < 600
+    assert cell.is_recorded()
     assert not replace(cell, experiment=replace(COUNTING, revision=2)).is_recorded()
     larger = replace(cell, settings=cell.settings.model_copy(update={"n_samples": 4}))
-    assert not larger.is_recorded() and larger.seconds() is None
+    assert (larger.is_recorded(), larger.seconds(), cell.seconds() < 600) == (False, None, True)
     monkeypatch.setattr(machine, "describe", lambda device: {"processor": "another"})
     assert not cell.is_recorded()
 
