@@ -16,17 +16,19 @@ def papermill(chapter, output, cwd, **parameters):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-# From each place a chapter, what its second model is called, a figure of it, and parameters.
-@pytest.mark.parametrize(("cwd", "chapter", "second", "figure", "parameters"), [
-    (ROOT, "chapters/06_layer_drift.ipynb", "reference_model", "fig-layer-drift",
+# From each place a chapter, what its second model and its texts are called, a figure of it, and parameters.
+@pytest.mark.parametrize(("cwd", "chapter", "second", "texts", "figure", "parameters"), [
+    (ROOT, "chapters/06_layer_drift.ipynb", "reference_model", "corpus", "fig-layer-drift",
      {"n_tokens": 12, "n_new_tokens": 4, "dtypes": "float32,bfloat16"}),
-    (CHAPTERS, "09_blog_past.ipynb", "families", "fig-past-variants", {"quantizations": "none"}),
-], ids=["from the root", "from chapters/"])
+    (CHAPTERS, "09_blog_past.ipynb", "families", "corpus", "fig-past-variants", {"quantizations": "none"}),
+    (ROOT, "chapters/13_trainer_and_rollout.ipynb", "model", "corpus", "fig-rollout-ways", {"new_tokens": 8}),
+    (ROOT, "chapters/14_serving_engines.ipynb", "model", "populations", "fig-engine-ways", {"prompt_tokens": 34}),
+], ids=["from the root", "from chapters/", "a rollout", "served"])
 @pytest.mark.slow
 def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(
-    cwd, chapter, second, figure, parameters, llama_folder, gpt2_folder, text_folder, tmp_path
+    cwd, chapter, second, texts, figure, parameters, llama_folder, gpt2_folder, text_folder, tmp_path
 ):
-    parameters = parameters | {second: gpt2_folder, "model": llama_folder, "corpus": text_folder, "n_samples": 3}
+    parameters = parameters | {second: gpt2_folder, "model": llama_folder, texts: text_folder, "n_samples": 3}
     done = papermill(chapter, tmp_path / "out.ipynb", cwd, **parameters)
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]

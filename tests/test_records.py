@@ -112,7 +112,6 @@ def test_a_failed_measurement_leaves_no_run_and_a_damaged_journal_costs_units_an
     [("rows.csv", "unit\n"), *(("run.json", harm) for harm in ("[]", "null", "{}", "\x00", '{"rows_sha256": 3}', ""))],
 )
 def test_a_changed_or_broken_file_is_one_line_with_what_to_do(data, name, harm):
-    run = records.run("e", {"a": 1}, measure("u"))
-    (run.folder / name).write_text(harm)
+    (records.run("e", {"a": 1}, measure("u")).folder / name).write_text(harm)
     said = refusal(records.run, "e", {"a": 1}, lambda writer: pytest.fail("measured again"))
     assert "delete the folder and run again" in said

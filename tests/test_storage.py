@@ -57,8 +57,7 @@ def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_al
     assert found["length"] == 3
     assert (found["model"].weight == state["model"].weight).all()
     # Beside numbers of 8 bits, floats are their scales.
-    packed = (torch.zeros(500, dtype=torch.int8), torch.ones(500))
-    numbers, scales = storage.moved(packed, "int8")
+    numbers, scales = storage.moved((torch.zeros(500, dtype=torch.int8), torch.ones(500)), "int8")
     assert set(numbers.tolist()) == {-1, 0, 1}
     assert (scales == 1).all()
 

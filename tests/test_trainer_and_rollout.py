@@ -62,8 +62,7 @@ def test_control_a_changed_weight_is_found(model, texts):
 def test_processed_log_probabilities_are_those_of_the_distribution_that_sampling_draws_from():
     logits = torch.randn(2, 1, 400, generator=torch.Generator().manual_seed(1))
     for token in range(0, 400, 37):
-        tokens = torch.full((2, 1), token)
-        columns = scoring.processed(logits, tokens)
+        columns = scoring.processed(logits, torch.full((2, 1), token))
         for row in range(2):
             ordered = logits[row, 0].softmax(-1).double().sort(descending=True).values
             kept = ordered[: int((ordered.cumsum(0) < named.TOP_P).sum()) + 1]

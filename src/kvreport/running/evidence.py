@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from statistics import fmean
 
 from kvbook import progress
@@ -61,20 +62,24 @@ class Cell:
         """Say which it is."""
         return f"{self.chapter}: {self.experiment.name}, seed {self.settings.seed}"
 
-    def recorded_on(self) -> set[str]:
-        """Name the kinds of processor on which cited runs of these settings were made."""
+    def cited(self) -> list[records.Run]:
+        """List the cited runs of these settings, whatever processor they were made on."""
         asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
         roles = (self.role, *evidence.OTHER_KINDS) if self.role == evidence.PUBLISHED else (self.role,)
         cited = evidence.folders(self.chapter, *roles)
-        runs = [records.load(folder) for folder in cited if folder.parent.name == self.experiment.name]
-        return {
-            run.about["machine"]["processor"] for run in runs
-            if run.about.get("revision", 1) == self.experiment.revision and run.about["settings"] == asked
-        }
+        runs = (records.load(folder) for folder in cited if folder.parent.name == self.experiment.name)
+        of = self.experiment.revision, asked
+        return [run for run in runs if (run.about.get("revision", 1), run.about["settings"]) == of]
 
     def is_recorded(self) -> bool:
-        """Tell whether that was done on this kind of processor."""
-        return machine.describe(self.settings.device)["processor"] in self.recorded_on()
+        """Tell whether one was made on this kind of processor."""
+        here = machine.describe(self.settings.device)["processor"]
+        return here in {run.about["machine"]["processor"] for run in self.cited()}
+
+    def seconds(self) -> float | None:
+        """Say how long it took on other kinds of processor, on average; None where no kind has it."""
+        ends = [[datetime.fromisoformat(run.about[end]) for end in ("started", "finished")] for run in self.cited()]
+        return fmean((finished - started).total_seconds() for started, finished in ends) if ends else None
 
 
 def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
@@ -120,10 +125,11 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
         raise UserError(f"this machine is {busy}: evidence of time needs it alone; wait")
     took: dict[str, list[float]] = defaultdict(list)
     for place, cell in enumerate(waiting):
-        # Estimated from finished cells of the same experiments, once there is one of each.
-        finished = [took[each.experiment.name] for each in waiting[place:]]
-        left = f"; about {sum(map(fmean, finished)) / 60:.0f} min left" if all(finished) else ""
-        progress.note(f"{place + 1} of {len(waiting)}: {cell.label}{left}")
+        # As long as cells of the same experiment took here, or as this one took elsewhere.
+        left = [fmean(took[name]) if took[name := each.experiment.name] else each.seconds() for each in waiting[place:]]
+        known = [seconds for seconds in left if seconds is not None]
+        more = f", and {len(left) - len(known)} that no processor has yet" if len(left) > len(known) else ""
+        progress.note(f"{place + 1} of {len(waiting)}: {cell.label}; about {sum(known) / 60:.0f} min left{more}")
         began = time.monotonic()
         run = cell.experiment.run(cell.settings)
         if run is None:

@@ -163,6 +163,7 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Rows:
 
 def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
     """Ask the chapter of the model from scratch for what these settings ask of the others."""
+    # It was trained on Python source, and a small folder has no held-out part.
     return ScratchSettings.checked(
         weights="random" if settings.weights in ("random", "untrained") else "stand-in", corpus="stdlib",
         n_samples=max(2, settings.n_samples), n_blocks=_BLOCKS, dtypes=settings.dtypes, device=settings.device,

@@ -151,27 +151,36 @@ def _plot_snowball(ax: Axes, behind: pd.DataFrame) -> None:
 
 
 def figure_by_position(table: pd.DataFrame) -> Figure:
-    """Draw drift and errors along the longest texts over those at their first positions, a panel for each dtype."""
+    """Draw how far apart passes are along the longest texts, over that at the first positions.
+
+    The divergence between the two has a linear axis of its own: on the errors' a growth by half would hardly show.
+    """
     looks = {
         "drift_growth": ("between the two", {"linestyle": ":", "marker": "^"}),
         "uncached_error_growth": ("fp64 to no cache", {"linestyle": "--", "marker": "s", "markerfacecolor": "white"}),
         "error_growth": ("fp64 to cache", {"linestyle": "-", "marker": "o"}),
     }
     dtypes = [dtype for dtype in DTYPES if dtype in set(table["dtype"])]
-    fig, axes = style.panels(len(dtypes), 1, 1 + 1.9 * len(dtypes), sharex=True, sharey=True)
-    for ax, dtype in zip(axes.flat, dtypes, strict=True):
-        rows = table[table["dtype"] == dtype]
+    fig, axes = style.panels(1 + len(dtypes), 1, 2.6 + 1.9 * len(dtypes), sharex=True)
+    top, *others = axes.flat
+    for ax, dtype in zip(others, dtypes, strict=True):
+        ax.sharey(others[0])
+        rows, colour = table[table["dtype"] == dtype], DTYPE_COLOURS[dtype]
+        _plot_band(top, rows["middle"], rows["kl_growth"], color=colour, **looks["drift_growth"][1])
         for column, (_, look) in looks.items():
-            _plot_band(ax, rows["middle"], rows[column], color=DTYPE_COLOURS[dtype], **look)
+            _plot_band(ax, rows["middle"], rows[column], color=colour, **look)
         ax.axhline(1, **style.REFERENCE)
-        ax.set(xscale="log", yscale="log", ylabel=f"{DTYPES[dtype]}: distance /\nfirst positions'")
+        ax.set(yscale="log", ylabel=f"{DTYPES[dtype]}: distance /\nfirst positions'")
         style.plain_logarithm(ax.yaxis)
+    top.axhline(1, **style.REFERENCE)
+    top.set(xscale="log", ylim=(0, None), ylabel="divergence /\nfirst positions'")
     first, end = table["read_from"].min(), table["read_to"].max()
     lengths = [2**octave for octave in range(20) if first <= 2**octave <= end + 1]
     axes[-1, 0].set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
     axes[-1, 0].set(xlabel="position in the text (tokens)")
     axes[-1, 0].minorticks_off()
-    return style.with_legend(fig, [style.key(name, **look) for name, look in looks.values()], 3)
+    handles = [style.key(name, **look) for name, look in looks.values()]
+    return style.with_legend(fig, [*handles, *style.dtype_keys(dtypes)], 3)
 
 
 def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | None) -> Figure:

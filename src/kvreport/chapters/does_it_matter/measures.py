@@ -9,7 +9,7 @@ from kvbook.measuring import estimates, survival
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, ratio_of_means, share, total
-from kvreport.publishing.measures import Measure, always, here, noted, of_model
+from kvreport.publishing.measures import Measure, always, here, noted, of_model, worded
 from kvreport.publishing.rules import ALL, HALF, NONE, Bound
 
 # Draws for what has to be sorted anew in each.
@@ -168,6 +168,8 @@ MOVED_AT_A_TIE = Measure(
     by=("dtype",), estimate=part("tied"),
 )
 MOVED_NEAR_A_TIE = MOVED_AT_A_TIE.alike("share of them at most one ulp from a tie", part("near"))
+# Of a dtype the rows have what `planned` chose.
+COMBINATIONS = worded("usage_factorial", lambda of: "{} of {}".format(*named.counts(of)))
 USAGE_PROMPTS = Measure("prompts", rows="usage_factorial", estimate=distinct("sample"), form="{:.0f}")
 USAGE_WRITTEN = USAGE_PROMPTS.alike("tokens written", counted(lambda rows: rows["path"].str.split().str.len().max()))
 
@@ -183,13 +185,14 @@ BY_POSITION = Measure(
     "divergence of the cached pass from the uncached one", "file", "dtype and positions", "{:.1e}", rows="by position",
     by=("dtype", "bin"), estimate=mean("kl"),
 )
-DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
+DIVERGENCE_GROWTH, DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
     BY_POSITION.alike(
         f"{name}, over that at the same texts' first positions", _over_the_same_texts(column), form="{:.2f}",
         over=("bin", 0),
     )
     for name, column in (
-        ("drift between the two passes", "drift"), ("error of the cached pass against fp64", "error"),
+        (BY_POSITION.name, "kl"), ("drift between the two passes", "drift"),
+        ("error of the cached pass against fp64", "error"),
         ("error of the uncached pass against fp64", "error_full"),
     )
 )
@@ -306,6 +309,7 @@ STATEMENTS = {
     ),
     "what-moves-is-near-a-tie": always(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL),
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
+    "divergence-stays-along-texts": always(DIVERGENCE_GROWTH, "below", _HALF_MORE),
     "drift-stays-along-texts": always(DRIFT_GROWTH.where(bin=(_END_OF_A_CHAT, _FAR)), "inside", _HALF_MORE),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "errors-stay-in-bf16": of_model(UNCACHED_ERROR_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),

@@ -109,6 +109,12 @@ def sensible(cell: Cell) -> bool:
     return not any(has(cell) for has in NO_SENSE.values())
 
 
+def counts(factorial: pd.DataFrame) -> tuple[int, int]:
+    """Count the cells that were run, and those that make sense, over all dtypes."""
+    run = len(factorial[["dtype", *Cell._fields]].drop_duplicates())
+    return run, factorial["dtype"].nunique() * sum(map(sensible, cells()))
+
+
 def planned() -> Iterator[Cell]:
     """Choose the cells that are run: one change away from the reference, and two greedy batches with left padding.
 

@@ -119,12 +119,12 @@ def moved_grid(table: pd.DataFrame) -> pd.DataFrame:
 
 def cells(found: Found) -> pd.DataFrame:
     """Count the cells of the factorial: those that make no sense, by the reason, those that were run, and the rest."""
-    run = len(found["usage_factorial"][["dtype", *rows.Cell._fields]].drop_duplicates())
+    run, sensible = rows.counts(found["usage_factorial"])
     n_dtypes, left, table = found["usage_factorial"]["dtype"].nunique(), rows.cells(), []
     for why, has in rows.NO_SENSE.items():
         table.append((f"makes no sense: {why}", n_dtypes * sum(map(has, left))))
         left = [cell for cell in left if not has(cell)]
-    table += [("was run", run), ("makes sense, and was not run", n_dtypes * len(left) - run)]
+    table += [("was run", run), ("makes sense, and was not run", sensible - run)]
     return pd.DataFrame(table, columns=["what became of it", "combinations"])
 
 
@@ -142,15 +142,16 @@ def along(found: Found) -> pd.DataFrame:
 
 
 def by_position(found: Found) -> pd.DataFrame:
-    """Follow drift and errors along the longest texts: each distance over that at the same texts' first positions."""
+    """Follow divergence, drift and errors along long texts: each over that at the same texts' first positions."""
     grouped = found["by position"].groupby(list(measures.BY_POSITION.by), sort=False)
     table = grouped.agg(
         texts=("sample", "nunique"), read_from=("read_from", "min"), read_to=("read_to", "max"), flips=("flips", "sum"),
         n_tokens=("n_tokens", "sum"),
     )
     columns = {
-        "kl": measures.BY_POSITION, "ratio": measures.CACHED_OVER_UNCACHED, "drift_growth": measures.DRIFT_GROWTH,
-        "error_growth": measures.ERROR_GROWTH, "uncached_error_growth": measures.UNCACHED_ERROR_GROWTH,
+        "kl": measures.BY_POSITION, "ratio": measures.CACHED_OVER_UNCACHED, "kl_growth": measures.DIVERGENCE_GROWTH,
+        "drift_growth": measures.DRIFT_GROWTH, "error_growth": measures.ERROR_GROWTH,
+        "uncached_error_growth": measures.UNCACHED_ERROR_GROWTH,
     }
     for name, measure in columns.items():
         known = _by_key(measure, found)

@@ -118,7 +118,7 @@ def inputs(settings: LayerDriftSettings) -> Inputs:
     for model in models:
         tokenizer = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max(len(prompt) for prompt in prompts(settings, tokenizer))
-        loading.check_length(model, longest + settings.n_new_tokens)
+        loading.check_length(model, longest + settings.n_new_tokens, "n_new_tokens")
     # The document's prompt alone needs no corpus.
     return {"models": models} | ({"corpus": corpus.describe(settings.corpus)} if settings.n_prompts > 1 else {})
 

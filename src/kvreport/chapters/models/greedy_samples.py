@@ -73,7 +73,7 @@ def measure(settings: ModelsSettings, made_of: Inputs, writer: Writer) -> None:
         if masked:
             # The end mark that such a tokenizer adds would say that nothing follows.
             ids = ids[:, :-1]
-        loading.check_length(model, ids.shape[1] + settings.n_new_tokens + masked)
+        loading.check_length(model, ids.shape[1] + settings.n_new_tokens + masked, "n_new_tokens")
         mask = loaded.tokenizer.mask_token_id if masked else None
         with torch.inference_mode():
             tokens, probabilities = zip(*write(loaded.model, ids, settings.n_new_tokens, mask), strict=True)

@@ -39,7 +39,7 @@ def inputs(settings: ServingEnginesSettings) -> Inputs:
     """Name the model and the texts, and refuse what cannot be run."""
     placement.check(settings.device, (FP32, BF16, "float64"))
     model = loading.identify(settings.model, settings.weights, settings.seed)
-    loading.check_length(model, settings.prompt_tokens + settings.new_tokens)
+    loading.check_length(model, settings.prompt_tokens + settings.new_tokens, "new_tokens")
     for texts in settings.populations:
         prompts(settings, texts)
     return {"models": [model], "texts": [corpus.describe(texts) for texts in settings.populations]}

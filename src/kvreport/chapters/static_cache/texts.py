@@ -31,7 +31,7 @@ def inputs(settings: StaticCacheSettings) -> Inputs:
     placement.check(settings.device, _dtypes(settings))
     model = loading.identify(settings.text_model, _weights(settings), settings.seed)
     tokenizer = kept.tokenizer(settings.text_model, _weights(settings))
-    loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens)
+    loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens, "n_new_tokens")
     return {"models": [model | {"asked_for": settings.text_model}]}
 
 

@@ -26,7 +26,7 @@ FAMILY = "llama"
 def inputs(settings: TrainerAndRolloutSettings) -> Inputs:
     """Name the stand-in and the corpus."""
     placement.check(settings.device, ("float32", "bfloat16"))
-    return {"models": [loading.identify(FAMILY)], "corpus": corpus.describe(corpus.STDLIB)}
+    return {"models": [loading.identify(FAMILY)], "corpus": corpus.describe(settings.corpus)}
 
 
 def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
@@ -45,8 +45,10 @@ def train(settings: TrainerAndRolloutSettings, run: int, arm: str) -> list[Row]:
     rollout = loading.load(FAMILY, dtype="bfloat16", device=settings.device).model if low else trainer
     optimizer = torch.optim.Adam(trainer.parameters(), lr=STEP)
     seed = settings.seed * 1000 + run
-    samples = list(corpus.samples(corpus.STDLIB, loaded.tokenizer, TEXTS, PROMPT, seed))
-    prompts = torch.tensor([one.ids for one in samples], device=trainer.device)
+    # A folder of fewer texts has each continued several times.
+    n_texts = min(TEXTS, corpus.describe(settings.corpus)["files"])
+    samples = list(corpus.samples(settings.corpus, loaded.tokenizer, n_texts, PROMPT, seed, full=True))
+    prompts = torch.tensor([samples[row % n_texts].ids for row in range(TEXTS)], device=trainer.device)
     rows = []
     for update in range(settings.n_updates):
         if low:
@@ -93,5 +95,6 @@ def sample(
 
 EXPERIMENT = Experiment(
     "policy_gradient", TrainerAndRolloutSettings, inputs, measure,
+    # What was read is among the inputs.
     fields=frozenset({"device", "seed", "n_runs", "n_updates"})
 )

@@ -24,7 +24,7 @@ def inputs(settings: TrainerAndRolloutSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     placement.check(settings.device, (settings.dtype, "float32"))
     model = loading.identify(settings.model, settings.weights, settings.seed)
-    loading.check_length(model, settings.prompt_tokens + settings.new_tokens)
+    loading.check_length(model, settings.prompt_tokens + settings.new_tokens, "new_tokens")
     prompts(settings)
     return {"models": [model], "corpus": corpus.describe(settings.corpus)}
 

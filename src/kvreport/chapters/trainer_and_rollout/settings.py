@@ -10,7 +10,7 @@ class TrainerAndRolloutSettings(Settings):
     ----------
     corpus : str
         ``"stdlib"``, ``"english"``, ``"chat"`` or a folder of text files, of which the prompts are the beginnings.
-        The policy gradient takes Python source, which its stand-in was trained on.
+        The policy gradient trains a stand-in, which has learnt from Python source.
     n_samples : int
         Prompts; eight are continued in one batch.
     prompt_tokens : int
