@@ -51,8 +51,7 @@ def logits(file, ids, base: float | None = None) -> torch.Tensor:
     def norm(x, name):
         return functional.rms_norm(x, x.shape[-1:], weight(name), fact["llama.attention.layer_norm_rms_epsilon"])
 
-    embedding = weight("token_embd")
-    x = embedding[torch.tensor(ids)]
+    x = weight("token_embd")[torch.tensor(ids)]
     n = len(ids)
     width = x.shape[1] // heads
     angles = torch.outer(torch.arange(n).double(), base ** (-torch.arange(0, width, 2).double() / width))

@@ -51,8 +51,7 @@ def number(role, results):
 
 
 def test_made_up_rows_are_counted_by_outcome_and_by_path_and_described_in_words():
-    architectures = rows.architectures(ROWS)
-    counted = tables.outcomes(architectures).set_index(["question", "outcome"])["architectures"]
+    counted = tables.outcomes(rows.architectures(ROWS)).set_index(["question", "outcome"])["architectures"]
     assert counted[tables.CACHED].to_dict() == {"rounding": 2, "bug": 1, "does not run": 1}
     assert counted[tables.INVARIANT].to_dict() == {"exact": 2, "refused": 1}
     paths = rows.paths(rows.architectures([*ROWS, made("e", cropped=table.NOT_TRIED)]))

@@ -103,8 +103,7 @@ STATES = torch.randn(2, 3, 5, 64, generator=torch.Generator().manual_seed(7))
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_number_is_within_half_a_step_and_a_block_has_few_levels(bits, width, block):
     states = STATES[..., :width]
-    found = rounded_caches.rounded(states, bits)
-    blocks, back = (x.unflatten(-1, (-1, block)) for x in (states, found))
+    blocks, back = (x.unflatten(-1, (-1, block)) for x in (states, rounded_caches.rounded(states, bits)))
     step = blocks.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
     assert ((back - blocks).abs() <= step / 2 * 1.0001).all()
     levels = back / step

@@ -58,5 +58,4 @@ def test_a_cache_holds_the_bytes_that_the_shape_predicts(family, family_folders,
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
         model(ids, past_key_values=cache, use_cache=True)
-    predicted = memory.kv_bytes_per_token(model.config, torch.float32)
-    assert memory.cache_bytes(cache) == predicted * ids.shape[1]
+    assert memory.cache_bytes(cache) == memory.kv_bytes_per_token(model.config, torch.float32) * ids.shape[1]

@@ -150,8 +150,7 @@ def folder(data):
 
 
 def test_what_a_chapter_cites_is_found_by_role_and_experiment(folder):
-    found = evidence.cited("chapter", "role", {"counting": 1})
-    assert [run.folder for run in found["counting"]] == [folder]
+    assert [run.folder for run in evidence.cited("chapter", "role", {"counting": 1})["counting"]] == [folder]
     assert evidence.folders("chapter") == [folder]
     assert evidence.folders("another") == []
 

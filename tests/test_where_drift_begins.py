@@ -22,6 +22,7 @@ from kvreport.chapters.where_drift_begins import (
     measures,
     operation_replay,
     rows,
+    summation,
     tables,
 )
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
@@ -37,7 +38,7 @@ PASSES = LAST, PREFILL, REAL, ALL = rows.LAST_ONE, rows.PREFILL, rows.REAL, rows
 def settings(llama_folder, gpt2_folder, text_folder):
     return WhereDriftBeginsSettings.checked(
         model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens="9-14",
-        max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17",
+        max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17", kernel_rows="1,2",
     )
 
 
@@ -129,16 +130,41 @@ def test_the_mapped_sums_are_zero_but_for_rounding(inner):
     assert terms.abs().sum(-1).min() > 0
 
 
+def added(parts):
+    """Multiply by adding up parts of the terms and then these, each sum rounded to fp32."""
+    def product(x, weight):
+        terms = (x.float()[:, None] * weight.float()).unbind(-1)
+        return functools.reduce(torch.add, [functools.reduce(torch.add, part) for part in parts(terms)]).to(x.dtype)
+
+    return product
+
+
 def test_control_another_order_of_addition_is_seen_after_rounding_to_16_bits():
     x, weight = (t.to(torch.bfloat16) for t in gemm_map.factors(64, 1536, 8, seed=3))
-
-    def backwards_if_alone(x, weight):
-        # One term after the other, as no library's own sum does.
-        terms = (x.float()[:, None] * weight.float()).unbind(-1)
-        return functools.reduce(torch.add, terms if len(x) > 1 else terms[::-1]).to(x.dtype)
-
-    compared = gemm_map.compare(x, weight, backwards_if_alone)
+    forwards, backwards = added(lambda terms: [terms]), added(lambda terms: [terms[::-1]])
+    compared = gemm_map.compare(x, weight, lambda x, weight: (forwards if len(x) > 1 else backwards)(x, weight))
     assert [row["rows"] for row in compared if row["equal_rows"] < row["rows"]] == [1]
+
+
+@pytest.mark.parametrize(("dtype", "of"), [("float32", 0), ("float16", 1), ("bfloat16", 1)])
+def test_the_order_of_a_sum_is_read_from_it_and_whether_every_step_is_rounded(dtype, of):
+    for parts, told in {
+        lambda terms: [terms]: (24, 1), lambda terms: [terms[:9], terms[9:18], terms[18:]]: (9, 1),
+        lambda terms: [terms[start::4] for start in range(4)]: (6, 4),
+    }.items():
+        assert summation.in_turn(summation.partial_sums(2, [5, 24], dtype, 0, added(parts))[0]) == told
+    assert summation.kept(2, [5, 24], dtype, added(lambda terms: [terms])) == pytest.approx(of, abs=0.1)
+
+
+PROFILE = """40.00%  [JIT] tid 7          [.] 0x00007f1d      -      -
+    45.00%  libtorch_cpu.so      [.] mkl_scopy       -      -
+    21.50%  libtorch_cpu.so      [.] at::native::(anonymous namespace)::dot<float, 32l>(at::Tensor const&)   -      -"""
+
+
+def test_a_profile_names_the_function_that_took_the_most_samples_and_no_copying():
+    assert summation.most_sampled(PROFILE) == rows.WRITTEN
+    assert summation.most_sampled(PROFILE.replace("40.00", "10.00")) == "at::native::dot"
+    assert summation.most_sampled("") == rows.UNREPORTED
 
 
 def attended(attend) -> dict[str, dict]:

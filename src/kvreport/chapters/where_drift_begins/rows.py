@@ -41,6 +41,8 @@ STATES = ALL_EQUAL, FIRST_EQUAL, NONE_EQUAL = ("every row equal", "first row equ
 ATTENTION, UNREPORTED = "attention", "not reported"
 # What a profiler says of machine code that oneDNN makes when it runs.
 WRITTEN = "written by oneDNN"
+# Functions that compute, and none that torch dispatches with or that a profile did not catch.
+MULTIPLYING = r"at::native|(?!at::|c10::|torch::|not reported|written by)"
 
 # Forms of the attention.
 FORMS = BOOLEAN, ADDITIVE, ALONE, ALONE_MASKED, THREE, SIXTEEN, ALONE_HIDDEN, HIDDEN, LONGER = (

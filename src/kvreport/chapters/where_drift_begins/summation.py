@@ -26,7 +26,7 @@ from kvbook.measuring import agreement
 from kvbook.runs import threads
 from kvbook.runs.experiment import Experiment, Inputs, Writer
 from kvreport.chapters.where_drift_begins import gemm_map, kernels
-from kvreport.chapters.where_drift_begins.rows import ATTENTION, UNREPORTED, WRITTEN
+from kvreport.chapters.where_drift_begins.rows import ATTENTION, MULTIPLYING, UNREPORTED, WRITTEN
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 # A row's numbers, the large one and the one: no sum of ones moves the large one in 32 bits; in 16 a sum can be told.
@@ -60,12 +60,12 @@ def in_turn(counts: torch.Tensor) -> tuple[int, int]:
     return length, round(int((counts <= length).nonzero().max()) / max(length - 1, 1))
 
 
-def kept(rows: int, sizes: list[int], dtype: str) -> float:
+def kept(rows: int, sizes: list[int], dtype: str, product: Callable = linear) -> float:
     """Add to 1 terms that its dtype is too coarse for, and tell which share of them is in the sum."""
     (outer, inner), of = sizes, getattr(torch, dtype)
     small = torch.finfo(of).eps / 4
     x = torch.full((rows, inner), small, dtype=of).index_fill_(1, torch.tensor(0), 1)
-    return (float(linear(x, torch.ones(outer, inner, dtype=of))[0, 0]) - 1) / (small * (inner - 1))
+    return (float(product(x, torch.ones(outer, inner, dtype=of))[0, 0]) - 1) / (small * (inner - 1))
 
 
 def function_of(call: Callable[[], Any]) -> str:
@@ -93,7 +93,7 @@ def most_sampled(report: str) -> str:
     """Read the function with the most samples among torch's and those that oneDNN writes when it runs."""
     shares: Counter[str] = Counter()
     for line in filter(None, map(_SAMPLED.match, report.splitlines())):
-        if "libtorch" in line["file"] and "copy" not in line["name"]:
+        if "libtorch" in line["file"] and "copy" not in line["name"] and re.match(MULTIPLYING, line["name"]):
             shares[re.sub(r"\(anonymous namespace\)::|[<(].*", "", line["name"])] += float(line["share"])
         elif line["file"] == "[JIT]":
             shares[WRITTEN] += float(line["share"])

@@ -73,7 +73,7 @@ def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """List which kernel runs at which numbers of rows, where nothing is held back; operations alike share a line."""
     alike: dict[tuple, list[str]] = {}
     by_rows = {
-        _label(found, "kernels"): found["kernels by rows"] for name, found in everywhere.items()
+        _label(found, "kernels"): _named(found) for name, found in everywhere.items()
         if found.runs.get("kernels") and not processors.LIMIT.search(name)
     }
     of_all = pd.concat(by_rows, names=["processor"])
@@ -91,36 +91,59 @@ def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     return table.assign(operation=table["operation"].str.replace(linear, "all linear layers", regex=False))
 
 
-def orders(everywhere: Mapping[str, Found]) -> pd.DataFrame:
-    """List what runs for each shape and number of rows, and in which order it adds up, on the fewest threads."""
-    alike: dict[tuple, list[str]] = {}
-    for found in everywhere.values():
+def _named(found: Found) -> pd.DataFrame:
+    """Give the kernels by rows; for what no library reports, the functions that a profile names."""
+    ran, profiled = found["kernels by rows"], found["summation"]
+    if profiled is None:
+        return ran
+    told = profiled[profiled["function"].str.match(rows.MULTIPLYING, na=False)]
+    each = told.assign(operation=told["operations"].str.split(", ")).explode("operation")
+    names = each.groupby(["dtype", "operation"])["function"].agg(lambda of: " and ".join(sorted(set(of))))
+    asked = names.reindex(pd.MultiIndex.from_frame(ran[["dtype", "operation"]])).set_axis(ran.index)
+    return ran.assign(kernel=ran["kernel"].mask(ran["kernel"] == rows.UNREPORTED, asked.fillna(rows.UNREPORTED)))
+
+
+def orders(everywhere: Mapping[str, Found], held_back: bool = False) -> pd.DataFrame:
+    """List which function runs at which numbers of rows, and in which order it adds up, on the fewest threads.
+
+    Where a library is held back, what is not as it is where none is.
+    """
+    alike: dict[tuple, dict[str, int]] = {}
+    free: set[tuple] = set()
+    for name, found in everywhere.items():
         if (ran := found["summation"]) is None:
             continue
+        held, on = bool(processors.LIMIT.search(name)), _label(found, "summation")
         ran = ran[ran["threads"] == ran["threads"].min()].sort_values(["dtype", "rows"], ascending=[False, True])
         # Code that oneDNN writes when it runs has no name but the one that it reports.
-        named = ran["function"].where(~ran["function"].isin([rows.WRITTEN, rows.UNREPORTED]), ran["kernel"])
-        for (dtype, operations, size), of in ran.groupby(["dtype", "operations", "inner_size"], sort=False):
-            said = zip(of["rows"], named[of.index].fillna(of["kernel"]), map(_order, of.itertuples()), strict=True)
-            runs = [(between([one[0] for one in ones], "{}"), *what) for what, ones in _spans(said)]
-            case = (_label(found, "summation"), DTYPES[dtype], size, *runs)
-            alike.setdefault(case, []).extend(operations.split(", "))
+        function = ran["function"].where(ran["function"].str.match(rows.MULTIPLYING, na=False), ran["kernel"])
+        ran = ran.assign(said=list(zip(ran["rows"], function, map(_order, ran.itertuples()), strict=True)))
+        for (dtype, operations), of in ran.groupby(["dtype", "operations"], sort=False):
+            told = {(dtype, operations, *said) for said in of["said"]}
+            if not held:
+                free |= told
+            if held != held_back or (held and told <= free):
+                continue
+            runs = [(between([one[0] for one in ones], "{}"), *what) for what, ones in _spans(of["said"])]
+            terms = dict.fromkeys(operations.split(", "), of["inner_size"].iloc[0])
+            alike.setdefault((on, DTYPES[dtype], *runs), {}).update(terms)
     linear = {name for operations in alike.values() for name in operations} - {rows.ATTENTION}
     table = [
         {
-            "processor": on, "dtype": dtype, "terms": size, "in": _among(operations, linear), "rows": at,
-            "function": function, "adds": order,
+            "processor": on, "dtype": dtype, "operation": _among([*terms], linear),
+            "terms": ", ".join(map(str, sorted(set(terms.values())))), "rows": at, "function": function, "adds": order,
         }
-        for (on, dtype, size, *runs), operations in alike.items() for at, function, order in runs
+        for (on, dtype, *runs), terms in alike.items() for at, function, order in runs
     ]
     return pd.DataFrame(table)
 
 
 def _among(operations: list[str], linear: set[str]) -> str:
     """Name operations, or what is missing of all linear layers, whichever is shorter."""
-    missing = linear - set(operations)
-    found, but = ", ".join(operations), ", ".join(sorted(missing))
-    return found if rows.ATTENTION in operations or len(found) < len(but) else f"all but {but}" if but else "all"
+    found, but = ", ".join(operations), ", ".join(sorted(linear - set(operations)))
+    if rows.ATTENTION in operations or len(found) < len(but):
+        return found
+    return f"all but {but}" if but else "all linear layers"
 
 
 def _spans(said: Iterable[tuple]) -> list[tuple[tuple, list[tuple]]]:
@@ -145,7 +168,7 @@ def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
             continue
         differing = operations.query("kind == 'linear' and dtype == 'bfloat16' and attention == 'sdpa' and share > 0")
         names = {operation.rpartition(".")[2] for operation in differing["operation"]}
-        linear = ran[ran["linear"] & (ran["dtype"] == "bfloat16")]
+        linear = _named(found)[ran["linear"] & (ran["dtype"] == "bfloat16")]
         estimate = measures.LINEAR.where(dtype="bfloat16")(found)[0]
         table.append(
             {
