@@ -145,8 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": len(engine.tokenizer.encode(asked["prompt"]))}
         if self.server.reports:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        choice = {"text": decode(written), "logprobs": logprobs}
-        self._send(200, {"choices": [choice], "usage": usage})
+        self._send(200, {"choices": [{"text": decode(written), "logprobs": logprobs}], "usage": usage})
 
     def _send(self, status, body):
         text = json.dumps(body).encode()

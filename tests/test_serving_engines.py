@@ -36,8 +36,7 @@ def of(tokens: pd.DataFrame) -> found.Found:
 def test_without_engines_the_library_itself_is_measured_in_every_way(results):
     assert [name for name, run in results.runs.items() if run is not None] == ["served_transformers"]
     assert set(results["ways"]["way"]) == {rows.AGAIN, rows.WARM, rows.BATCH}
-    again = results["ways"].query("way == 'again'")
-    assert again["bits_equal"].all()
+    assert results["ways"].query("way == 'again'")["bits_equal"].all()
     assert results["ways"].query("way == 'warm'")["cached"].eq(rows.BLOCK).all()
     assert len(tables.ways(results)) == 6
 

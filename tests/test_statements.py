@@ -108,8 +108,7 @@ def has_digits_that_another_run_does_not_share(printed: str, there: str) -> bool
         return False
     one, other = (value[0].replace(",", "") for value in values)
     zeros = 0 if "." in one else len(one) - len(one.rstrip("0"))
-    last = 10.0 ** (zeros - len(one.partition(".")[2]))
-    return abs(float(one) - float(other)) >= 100 * last
+    return abs(float(one) - float(other)) >= 100 * 10.0 ** (zeros - len(one.partition(".")[2]))
 
 
 def lie_apart(printed: str, there: str) -> bool:

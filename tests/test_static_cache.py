@@ -270,8 +270,7 @@ def test_the_crossover_is_where_the_lines_cross():
 
     said = re.fullmatch(r"from (\d+) tokens on", said_of(made_rows()))
     assert int(said[1]) == pytest.approx(20, abs=1)
-    never = made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})
-    assert said_of(never) == "at no length measured"
+    assert said_of(made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})) == "at no length measured"
     always = made_rows(TIMES | {("none", 0, 0): (0.03, 4e-4)})
     assert re.fullmatch(r"already at the shortest length measured, \d+ tokens", said_of(always))
 
