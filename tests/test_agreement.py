@@ -53,6 +53,7 @@ def test_decision_equals_what_one_computes_by_hand():
     assert found.kl_nats == pytest.approx(0.5 * math.log(0.5 / 0.3) + 0.3 * math.log(0.3 / 0.5), rel=1e-6)
     assert found.top1_flip
     assert found.margin == pytest.approx(math.log(0.5 / 0.3), rel=1e-6)
+    assert math.isnan(agreement.decision(p.log() * math.nan, p.log()).kl_nats)
     equal = agreement.decision(p.log(), p.log())
     assert (equal.kl_nats, equal.top1_flip) == (0.0, False)
 

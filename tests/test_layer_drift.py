@@ -233,6 +233,7 @@ def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_n
     monkeypatch.setattr(kept, "_kept", {})
     if harm:
         injected(harm)
-    compared = against_the_book("layer_drift", by_layer.EXPERIMENT, dtypes=("float32",))
+    compared = against_the_book("layer_drift", by_layer.EXPERIMENT)
     assert {name for name, word in compared.items() if word == "differs"} == differ
-    assert list(compared.values()).count("agrees") >= 3
+    # In fp16 it overflows.
+    assert list(compared.values()).count("agrees") >= (2 if harm else 3)

@@ -28,6 +28,12 @@ def test_a_finished_run_is_read_and_not_done_again(data):
     assert first.about["rows"] == len(first.rows) == 4
 
 
+def test_what_overflowed_is_read_as_a_number_and_a_word_as_a_word(data):
+    both = [{"x": float("nan"), "token": "nan"}, {"x": 1.0, "token": "a"}]
+    rows = records.run("e", {}, lambda writer: writer.append("u", both)).rows
+    assert (rows["x"].mean(), list(rows["token"])) == (1.0, ["nan", "a"])
+
+
 def test_a_processor_whose_instructions_are_limited_is_another_one(data, monkeypatch):
     whole = machine.describe("cpu")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")

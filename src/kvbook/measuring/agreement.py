@@ -118,7 +118,7 @@ def decision(reference: torch.Tensor, other: torch.Tensor) -> Decision:
     first, second = torch.log_softmax(reference.double(), -1), torch.log_softmax(other.double(), -1)
     return Decision(
         # Rounding can leave a divergence of equal distributions a hair below zero.
-        kl_nats=max(0.0, (first.exp() * (first - second)).sum().item()),
+        kl_nats=(first.exp() * (first - second)).sum().clamp(min=0).item(),
         top1_flip=bool(choosing.greedy(reference) != choosing.greedy(other)),
         margin=choosing.margin(reference.double()).item(),
     )

@@ -61,7 +61,12 @@ class Run:
         """Tidy rows, one a measurement; read when they are first asked for, so that a long run needs no more memory."""
         import pandas as pd
 
-        return pd.read_csv(rows_file(self.folder), keep_default_na=False, na_values=[""])
+        rows = pd.read_csv(rows_file(self.folder), keep_default_na=False, na_values=[""])
+        # A token may read "nan"; among numbers it is what a model that overflows has computed.
+        for name in rows.select_dtypes("str"):
+            with contextlib.suppress(ValueError):
+                rows[name] = pd.to_numeric(rows[name].mask(rows[name] == "nan"))
+        return rows
 
     @property
     def hash(self) -> str:

@@ -19,7 +19,11 @@ from kvreport.publishing.verdicts import Claims
 
 def _fittable(drift: pd.DataFrame, column: str) -> estimates.Resampled | None:
     """Resample a series whose mean is above zero in every inner layer and draw: a logarithm takes no other."""
-    resampled = estimates.resample(rows.inner(drift), column)
+    inner = rows.inner(drift)
+    # A model that overflows has no drift there.
+    if inner[column].isna().any():
+        return None
+    resampled = estimates.resample(inner, column)
     positive = len(resampled.layers) >= 3 and (resampled.mean > 0).all() and (resampled.draws > 0).all()
     return resampled if positive else None
 
