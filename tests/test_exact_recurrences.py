@@ -116,8 +116,7 @@ def test_a_class_imported_inside_the_switch_is_replaced_too_and_restored(name, k
 def test_control_without_watching_imports_such_a_class_is_silently_different(monkeypatch):
     monkeypatch.setattr(recurrences._Replaced, "find_spec", lambda *_: None)
     with torch.inference_mode(), row_invariant():
-        module = imported_anew("minimax", monkeypatch)
-        assert not steps_equal_the_text(built(module, "minimax", "MiniMaxForCausalLM"))
+        assert not steps_equal_the_text(built(imported_anew("minimax", monkeypatch), "minimax", "MiniMaxForCausalLM"))
 
 
 def test_a_refused_class_imported_inside_the_switch_is_refused(monkeypatch):

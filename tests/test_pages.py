@@ -119,8 +119,7 @@ def test_the_atlas_is_searched_and_chosen_from_and_is_whole_without_javascript(p
     bar.get_by_label("Search").fill("")
     bar.get_by_label("verdict").select_option("bug")
     assert 0 < rows_shown(page) < 20
-    verdicts = page.locator("table#tab-atlas tbody tr:visible td:nth-child(2)")
-    assert set(verdicts.all_inner_texts()) == {"bug"}
+    assert set(page.locator("table#tab-atlas tbody tr:visible td:nth-child(2)").all_inner_texts()) == {"bug"}
     bar.get_by_label("Search").fill("no such architecture")
     assert rows_shown(page) == 0
     plain.goto(address + "chapters/12_atlas.html")

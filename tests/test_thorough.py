@@ -41,8 +41,7 @@ def test_a_choice_among_equal_scores_that_changes_with_the_length_is_not_blamed_
     # Doge keeps the keys of the highest scores, and a token that comes twice has its score twice.
     model, only = configurations.build("doge", torch.float64), ("chunked prefill",)
     monkeypatch.setattr("test_thorough.IDS", [20, 21, 22, 23, 24, 25] * 4)
-    fault = reference_pass.fault(model, torch.tensor([[20, 21, 22, 23, 24, 25] * 3]))
-    assert fault == reference_pass.NOT_CAUSAL
+    assert reference_pass.fault(model, torch.tensor([[20, 21, 22, 23, 24, 25] * 3])) == reference_pass.NOT_CAUSAL
     assert verdicts(model, only) == {"chunked prefill": "not supported"}
     # Control: without that look it would be called a bug.
     monkeypatch.setattr(reference_pass, "fault", lambda *_, **__: None)

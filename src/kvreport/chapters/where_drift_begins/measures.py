@@ -119,10 +119,7 @@ OTHER_BY_THREADS, OTHER_KERNEL_BY_THREADS = (
     _ORDERS.alike(f"products whose {what} changes with the number of threads", total(column), rows="with threads")
     for what, column in (("order", "other"), ("kernel", "kernel"))
 )
-IN_A_ROW, SUMS = (
-    _ORDERS.alike(what, computed(column, "max"))
-    for what, column in (("terms in a row", "in_a_row"), ("running sums that take terms in turn", "sums"))
-)
+IN_A_ROW = _ORDERS.alike("most terms that a running sum takes one after another", computed("in_a_row", "max"))
 SHORTEST, LONGEST = (
     _ORDERS.alike(
         f"{which} running sum of one row over that of the most rows", computed("longer", of), form="{:.2f}",
