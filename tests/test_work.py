@@ -21,7 +21,7 @@ SMALL = {
     "atlas", "attention_forms", "engine_rollout", "exact_cost", "first_layer", "gemm_map", "kernels",
     "memory_bandwidth", "policy_gradient", "scratch_held", "scratch_logits", "scratch_loss", "scratch_speed",
     "scratch_texts", "seams", "served_llama_cpp", "served_llama_cpp_bf16", "served_openvino", "served_vllm",
-    "served_vllm_bf16", "static_shapes",
+    "served_vllm_bf16", "static_shapes", "summation",
 }
 REAL = {"weights": "package", "parameters": 134_515_008, "asked_for": "smollm2"}
 
