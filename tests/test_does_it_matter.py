@@ -194,8 +194,7 @@ def test_rows_hold_every_way_and_scored_token_once_and_are_what_the_passes_give(
     logp = torch.log_softmax(subject.baseline.model(torch.tensor([sample.ids[:-1]])).logits[0].double(), -1)
     row = rows.query("dtype == 'float32' and way == 'batch of 8' and sample == 2 and position == 17").iloc[0]
     assert row["nll"] == pytest.approx(-logp[17, sample.ids[18]].item(), rel=1e-4)
-    best = logp[17].topk(2)[0]
-    assert row["margin"] == pytest.approx((best[0] - best[1]).item(), rel=1e-4)
+    assert row["margin"] == pytest.approx(-logp[17].topk(2)[0].diff().item(), rel=1e-4)
 
 
 def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
@@ -221,9 +220,8 @@ def test_long_texts_are_of_different_files_and_no_longer_than_the_context(settin
 def test_rows_of_a_long_text_are_what_the_models_own_logits_give_in_bins_that_leave_nothing_out(settings, subject):
     both = long_contexts.EXPERIMENT.run(settings).rows.query("dtype == 'float32' and sample == 2")
     rows, static = (both[both["way"] == way] for way in named.LONG_WAYS)
-    assert static[["bin", "kl_full", "error_full"]].to_numpy() == pytest.approx(
-        rows[["bin", "kl_full", "error_full"]].to_numpy()
-    )
+    uncached = ["bin", "kl_full", "error_full"]
+    assert static[uncached].to_numpy() == pytest.approx(rows[uncached].to_numpy())
     assert static["error"].to_numpy() == pytest.approx(rows["error"].to_numpy(), rel=0.5)
     assert rows["read_from"].tolist() == [12, *rows["read_to"].iloc[:-1]]
     assert rows["read_to"].iloc[-1] == 47
@@ -343,10 +341,8 @@ def tokens_of(steps: list[writing.Step]) -> list[int]:
 def test_what_reads_a_text_diverges_where_what_is_written_on_such_a_cache_does(subject):
     model = subject.baseline.model
     prompts = torch.randint(11, 320, (6, 10), generator=torch.Generator().manual_seed(8))
-    found = {
-        (text, row["way"]): row
-        for text, row in first_divergence.diverge(subject, prompts, list(range(6)), 14, GREEDILY)
-    }
+    rows = first_divergence.diverge(subject, prompts, list(range(6)), 14, GREEDILY)
+    found = {(text, row["way"]): row for text, row in rows}
     seen = []
     for text, prompt in enumerate(prompts.split(1)):
         path = [int(token) for token in found[text, first_divergence.BASELINE]["path"].split()]
@@ -365,13 +361,10 @@ def test_what_reads_a_text_diverges_where_what_is_written_on_such_a_cache_does(s
 def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subject, monkeypatch):
     prompts = torch.randint(11, 320, (3, 10), generator=torch.Generator().manual_seed(8))
     fed, true = [], first_divergence.write
-    monkeypatch.setattr(
-        first_divergence, "write", lambda model, some, *to: fed.append((len(some), *to[3:])) or true(model, some, *to)
-    )
+    monkeypatch.setattr(first_divergence, "write", lambda *to: fed.append((len(to[1]), *to[5:])) or true(*to))
     found = list(first_divergence.diverge(subject, prompts, [0, 1, 2], 6, GREEDILY, cached_only=True))
     assert Counter(fed) == {(1, named.NO_CACHE): 3, (1,): 3, (variants.BATCH,): 1}
-    written = (first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER)
-    assert Counter(row["way"] for _, row in found) == dict.fromkeys(written, 3)
+    assert Counter(row["way"] for _, row in found) == dict.fromkeys((named.BASELINE, named.CACHED, named.TOGETHER), 3)
 
 
 def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_not(subject):
@@ -403,9 +396,7 @@ def test_assisted_decoding_verifies_what_it_looked_up_and_writes_what_plain_deco
     model = subject.baseline.model
     prompt = torch.tensor([11, 12, 13, 14, 11, 12, 13, 14, 11, 12])
     fed = []
-    with model.register_forward_pre_hook(
-        lambda _model, _args, options: fed.append(options["input_ids"].shape[1]), with_kwargs=True
-    ):
+    with model.register_forward_pre_hook(lambda *of: fed.append(of[2]["input_ids"].shape[1]), with_kwargs=True):
         (looked_up,) = writing.to_the_end(model, writing.write_by_lookup(model, prompt, 14))
     plain = written_alone(model, prompt[None], 14)
     assert tokens_of(looked_up) == tokens_of(plain) == [step.scores.argmax().item() for step in looked_up]
@@ -417,9 +408,7 @@ def test_assisted_decoding_verifies_what_it_looked_up_and_writes_what_plain_deco
     (named.NO_CACHE, named.UNPADDED, [12]), (named.DYNAMIC, named.LEFT, [6, 11, 9]),
     (named.PREALLOCATED, named.LEFT, [6, 11, 9]),
 ])
-def test_what_is_written_is_bitwise_what_generate_writes_to_the_end_token(
-    subject, cache, padding, lengths, monkeypatch
-):
+def test_what_is_written_is_bitwise_what_generate_writes(subject, cache, padding, lengths, monkeypatch):
     model, generator = subject.baseline.model, torch.Generator().manual_seed(3)
     prompts = [torch.randint(11, 320, (length,), generator=generator) for length in lengths]
     ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_side="left")
@@ -508,9 +497,7 @@ def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subj
     assert all(row["kl_forced"] < 1e-8 for row in rows)
 
 
-def test_without_a_divergence_nothing_comes_after_it_and_with_divergences_every_pair_is_followed(
-    diverged, settings, monkeypatch
-):
+def test_without_a_divergence_nothing_is_followed_and_with_some_every_pair_is(diverged, settings, monkeypatch):
     def followed(**values):
         before = SimpleNamespace(rows=diverged.rows.assign(**values))
         monkeypatch.setattr(first_divergence, "EXPERIMENT", SimpleNamespace(run=lambda _: before))
@@ -532,6 +519,20 @@ def test_shorter_files_of_a_folder_are_passed_over_and_too_few_longer_ones_refus
 def test_a_cache_whose_backend_is_not_installed_is_left_out_and_the_run_says_what_was(llama):
     installed = dict(quantized_caches._installed())
     found = {way.name for way in variants.possible(llama, tuple(quantized_caches.ways()))}
-    backends = {name: {"quanto": "optimum-quanto"}.get(of, of) for name, (of, _) in named.BACKENDS.items()}
-    assert found & backends.keys() == {name for name, package in backends.items() if package in installed}
-    assert {named.PLAIN, named.KV_FP8, *named.ROUNDED} <= found
+    packages = {name: of.replace("quanto", "optimum-quanto") for name, (of, _) in named.OF_BACKENDS.items()}
+    assert found & packages.keys() == {name for name, package in packages.items() if package in installed}
+    assert {named.PLAIN, named.CHUNKS, named.KV_FP8, *named.ROUNDED} <= found
+
+
+def test_the_bits_of_a_number_are_those_of_what_a_cache_stores_and_our_subclass_rounds_one_side_alone():
+    class Halves(transformers.cache_utils.QuantizedLayer):
+        _quantize = staticmethod(lambda tensor, _axis: (tensor.half(), {"scale": tensor[..., :1].clone()}))
+        _dequantize = staticmethod(lambda held: held[0].float())
+
+    layer = type("OneSided", (quantized_caches._OneSided, Halves), {})("key")
+    keys, values = torch.randn(2, 1, 2, 6, 32)
+    layer.update(keys, values)
+    both = zip(layer.update(keys, values), (keys, values), strict=True)
+    # The tokens that it held are exact on one side, the new ones on both.
+    assert [[torch.equal(half, exact) for half in of.chunk(2, -2)] for of, exact in both] == [[True] * 2, [False, True]]
+    assert quantized_caches.stored(SimpleNamespace(layers=[layer])) == {"bits": (32 + 16 + 32 / 32) / 2, "exact": 6}

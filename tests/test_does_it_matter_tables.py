@@ -77,8 +77,7 @@ def test_a_change_that_shifts_nothing_is_expected_to_flip_nothing_where_margins_
 
 def test_margins_hold_every_comparison_that_only_rounds(results):
     table = results["margins"]
-    rounding = results["teacher_forced"].query("way in @named.ROUNDING")
-    for dtype, part in rounding.groupby("dtype"):
+    for dtype, part in results["teacher_forced"].query("way in @named.ROUNDING").groupby("dtype"):
         own = table[table["dtype"] == dtype]
         assert own["tokens"].sum() == len(part)
         assert own["flips"].sum() == part["flip"].sum()
@@ -133,6 +132,12 @@ def test_the_other_dtype_is_compared_by_the_two_uncached_texts(results):
     # Control: of a single dtype there is nothing to compare.
     alone = with_rows(results, first_divergence=results["first_divergence"].query("dtype == 'bfloat16'"))
     assert named.OTHER_DTYPE not in set(alone["texts"]["way"])
+
+
+def test_what_is_said_of_both_backends_is_not_judged_where_one_is_missing():
+    found = published("does_it_matter")["AMD EPYC"]
+    alone = found["quantized_caches"].query("not way.str.contains('quanto')")
+    assert measures.KEYS_OVER_VALUES_THERE(with_rows(found, quantized_caches=alone)) == []
 
 
 def test_a_text_that_ended_early_and_never_diverged_counts_to_the_end(results):

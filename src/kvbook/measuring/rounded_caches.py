@@ -10,6 +10,8 @@ s = a / (2 ** (bits - 1) - 1), and each number x becomes s * round(x / s).  With
 but for the scale, which stays in fp32 here; with 4 bits q4_0 has one level more on one side.
 """
 
+from statistics import fmean
+
 import torch
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
@@ -22,11 +24,15 @@ BLOCK = 32
 
 def rounded(states: torch.Tensor, bits: int) -> torch.Tensor:
     """Round keys or values to signed integers of a few bits and back."""
-    blocks = states.float().unflatten(-1, (-1, BLOCK if states.shape[-1] % BLOCK == 0 else states.shape[-1]))
+    blocks = states.float().unflatten(-1, (-1, _block(states.shape[-1])))
     scale = blocks.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
     # A block of zeros has no scale and stays what it is.
     scale = scale.where(scale > 0, 1.0)
     return ((blocks / scale).round() * scale).flatten(-2).to(states.dtype)
+
+
+def _block(width: int) -> int:
+    return BLOCK if width % BLOCK == 0 else width
 
 
 class RoundedLayer(DynamicLayer):
@@ -48,6 +54,11 @@ class RoundedLayer(DynamicLayer):
         """Round, keep, and give everything held; see transformers' ``DynamicLayer``."""
         pairs = zip((key_states, value_states), self.bits, strict=True)
         return super().update(*(rounded(each, bits) if bits else each for each, bits in pairs), *args, **kwargs)
+
+    def bits_per_number(self) -> float:
+        """Say what a number takes where it is stored as it was rounded, with its share of an fp32 scale."""
+        scale = 32 / _block(self.keys.shape[-1])
+        return fmean(bits + scale if bits else 8 * self.keys.itemsize for bits in self.bits)
 
 
 def make(config: PretrainedConfig, keys: int | None, values: int | None) -> Cache:

@@ -133,14 +133,28 @@ FLIPS_AT_A_TIE = LARGEST_MARGIN.alike("share of these flips at a tie", part("at_
 IN_FEW_BITS = {
     "divergence": DIVERGENCE.alike(rows="quantized"), "perplexity": PERPLEXITY.alike(rows="quantized"),
     "same_top": SAME_TOP.alike(rows="quantized"), "outside": OUTSIDE.alike(rows="quantized", keep=()),
+    "bits": DIVERGENCE.alike("bits of a number", counted(lambda of: of["bits"].iloc[0]), unit="", rows="quantized"),
 }
 QUANTIZED = IN_FEW_BITS["divergence"]
-KEYS_OVER_VALUES, HQQ_OVER_QUANTO = (
+# Of equal bytes: the pairs have as many bits.
+KEYS_OVER_VALUES, HQQ_OVER_QUANTO, ROWS_OVER_STRIDES = (
     QUANTIZED.alike(
-        f"divergence by “{way}”, over that by “{other}”", ratio_of_means("kl"), form="{:.1f}", over=("way", other)
+        f"divergence by “{way}”, over that by “{other}”", ratio_of_means("kl"), form="{:.1f}",
+        by=("dtype", "bits", "way"), over=("way", other),
     ).where(way=way)
-    for way, other in ((named.KEYS_4, named.VALUES_4), (named.HQQ_4, named.QUANTO_4))
+    for way, other in (
+        (named.KEYS_4, named.VALUES_4), (named.HQQ_4, named.QUANTO_4), (named.HQQ_ROWS, named.HQQ_4)
+    )
 )
+KEYS_OVER_VALUES_THERE = KEYS_OVER_VALUES.alike(
+    "divergence with keys in 4 bits, over that with values", rows="on all backends", keep=(),
+    over=("way", lambda way, _: way.replace("keys", "values")),
+).where(way=tuple(way for way in named.ONE_SIDED if "keys" in way))
+OVER_DRIFT = QUANTIZED.alike(
+    "divergence, over that of a plain cache fed 5 tokens at once", ratio_of_means("kl"), form="{:.1f}",
+    over=("way", named.CHUNKS),
+)
+DRIFT_BESIDE, HQQ_8_OVER_DRIFT = QUANTIZED.where(way=named.CHUNKS), OVER_DRIFT.where(way=named.HQQ_8)
 
 # The model writes: which texts have left the baseline's at the end.
 EQUAL_AT_THE_END = Measure(
@@ -230,6 +244,7 @@ MODEL = noted("teacher_forced", "models", 0, "name")
 N_TOKENS = noted("teacher_forced", "settings", "n_tokens")
 TEXTS = Measure("texts", rows="teacher_forced", estimate=distinct("sample"), form="{:,.0f}")
 QUANTIZED_TEXTS = TEXTS.alike(rows="quantized")
+KEPT_EXACT = TEXTS.alike("newest tokens kept exact", counted(lambda rows: rows["exact"].max()), rows="quantized")
 QUANTIZED_TOKENS = noted("quantized_caches", "settings", "n_tokens")
 SCORED = TEXTS.alike("tokens scored", counted(len), by=_BY_CHANGE).where(way=named.CACHED)
 FLIPS = SCORED.alike("tokens at which the cache flips the top-1 token", total("flip"))
@@ -249,6 +264,7 @@ PAIRS = TEXTS.alike("pairs of texts that diverged", rows="after_divergence", by=
 _AS_FAR = Bound(1, "arithmetic", "as far")
 _HALF_MORE = Bound(1.5, "ours", "half as much again", "ratio")
 _TWICE = Bound(2, "ours", "twice as far", "ratio")
+_FIVE_TIMES = Bound(5, "ours", "five times as far", "ratio")
 _FIFTH_OF_A_NAT, _FIFTIETH_OF_A_NAT = Bound(0.2, "ours", "a fifth of a nat"), Bound(0.02, "ours", "a fiftieth of a nat")
 _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
@@ -272,14 +288,16 @@ STATEMENTS = {
     "fp8-further-than-int8": of_model(
         _over(named.KV_INT8, "that of our 8 bits").where(way=named.KV_FP8), "above", _AS_FAR
     ),
-    "few-bits-move-further": of_model(
-        OVER_THE_CACHE.where(way=_FEW_BITS), "above", Bound(5, "ours", "five times as far", "ratio")
-    ),
+    "few-bits-move-further": of_model(OVER_THE_CACHE.where(way=_FEW_BITS), "above", _FIVE_TIMES),
     "rounded-moves-further": of_model(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR),
     "keys-need-more-bits": of_model(KEYS_OVER_VALUES, "above", _AS_FAR),
+    "keys-need-more-there": of_model(KEYS_OVER_VALUES_THERE, "above", _AS_FAR),
+    "five-bits-beyond-drift": of_model(OVER_DRIFT.alike(rows="in five bits"), "above", _FIVE_TIMES),
+    "hqq-along-rows": of_model(ROWS_OVER_STRIDES, "below", Bound(0.5, "ours", "half as far", "ratio")),
     "hqq-further-than-quanto": of_model(HQQ_OVER_QUANTO, "above", _AS_FAR),
     "two-bits-double-the-perplexity": of_model(
-        IN_FEW_BITS["perplexity"].where(way=named.TWO_BITS), "above", Bound(2, "ours", "twice", "ratio")
+        IN_FEW_BITS["perplexity"].alike(rows="on all backends").where(way=named.TWO_BITS), "above",
+        Bound(2, "ours", "twice", "ratio"),
     ),
     "int8-as-the-cache": of_model(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE),
     "static-moves-as-far": here(STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio"), on="Intel"),

@@ -17,7 +17,7 @@ from kvreport.publishing.found import Frame
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
     "teacher_forced": 1, "drift_by_position": 1, "first_divergence": 2, "after_divergence": 2, "usage_factorial": 1,
-    "long_contexts": 1, "sliding_windows": 1, "quantized_caches": 1,
+    "long_contexts": 1, "sliding_windows": 1, "quantized_caches": 2,
 }
 
 # Texts that go through a batched way together; a smaller group is filled up with copies.
@@ -40,13 +40,27 @@ KINDS = {
     FAULT: "control",
 }
 
-# Caches of few bits: the library's backends with their bits, and ours with those of keys and of values.
+# Caches of few bits: the library's backends with their options, in groups of 64 numbers where these name no other size;
+# our subclass of them, which keeps keys or values as they are; and ours with the bits of keys and of values.  HQQ's
+# groups take numbers of many tokens, but those of axis 1 do not: they are rows, as quanto's are.
 PLAIN = "plain cache"
-QUANTO_4, HQQ_4 = "quanto, 4 bits", "HQQ, 4 bits"
+QUANTO_4, HQQ_8, HQQ_4, HQQ_ROWS = "quanto, 4 bits", "HQQ, 8 bits", "HQQ, 4 bits", "HQQ, 4 bits, axis 1"
 TWO_BITS = QUANTO_2, HQQ_2, OURS_2 = "quanto, 2 bits", "HQQ, 2 bits", "ours, 2 bits"
 BACKENDS = {
-    QUANTO_4: ("quanto", 4), QUANTO_2: ("quanto", 2), "HQQ, 8 bits": ("hqq", 8), HQQ_4: ("hqq", 4), HQQ_2: ("hqq", 2),
+    QUANTO_4: ("quanto", {"nbits": 4}), "quanto, 4 bits by 32": ("quanto", {"nbits": 4, "q_group_size": 32}),
+    "quanto, 4 bits by 128": ("quanto", {"nbits": 4, "q_group_size": 128}), QUANTO_2: ("quanto", {"nbits": 2}),
+    "quanto, 2 bits by 32": ("quanto", {"nbits": 2, "q_group_size": 32}), HQQ_8: ("hqq", {"nbits": 8}),
+    HQQ_4: ("hqq", {"nbits": 4}), "HQQ, 4 bits by 32": ("hqq", {"nbits": 4, "q_group_size": 32}),
+    "HQQ, 4 bits by 128": ("hqq", {"nbits": 4, "q_group_size": 128}),
+    HQQ_ROWS: ("hqq", {"nbits": 4, "axis_key": 1, "axis_value": 1}), "HQQ, 3 bits": ("hqq", {"nbits": 3}),
+    HQQ_2: ("hqq", {"nbits": 2}), "HQQ, 2 bits by 32": ("hqq", {"nbits": 2, "q_group_size": 32}),
+    "HQQ, 1 bit": ("hqq", {"nbits": 1}),
 }
+ONE_SIDED = {
+    f"our {name}, {side}s in 4 bits": (backend, kept)
+    for name, backend in (("quanto", "quanto"), ("HQQ", "hqq")) for side, kept in (("key", "value"), ("value", "key"))
+}
+OF_BACKENDS = BACKENDS | ONE_SIDED
 KEYS_4, VALUES_4 = "ours, keys in 4 bits", "ours, values in 4 bits"
 ROUNDED = {
     "ours, 8 bits": (8, 8), "ours, 4 bits": (4, 4), OURS_2: (2, 2), KEYS_4: (4, None), VALUES_4: (None, 4),
@@ -164,6 +178,10 @@ def _changes(run: Run) -> pd.DataFrame:
         same_decision=1 - rows["decision_flip"], bits_equal=rows["kl"] == 0, ulps=rows["margin"] / rows["ulp"],
         at_a_tie=rows["margin"] == 0, outside=outside(rows["dlogp"], NARROW),
     )
+
+
+def _in_few_bits(run: Run) -> pd.DataFrame:
+    return run.rows.assign(same_top=1 - run.rows["flip"], outside=outside(run.rows["dlogp"], NARROW))
 
 
 def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
@@ -297,7 +315,13 @@ def _places(run: Run) -> pd.DataFrame:
 ROWS = {
     "published": Frame(elsewhere),
     "changes": Frame(_changes, ("teacher_forced",)),
-    "quantized": Frame(_changes, ("quantized_caches",)),
+    "quantized": Frame(_in_few_bits, ("quantized_caches",)),
+    # What is said of both backends is not to be judged where a package is missing.
+    "on all backends": Frame(lambda rows: rows if {*OF_BACKENDS} <= {*rows["way"]} else rows[:0], ("quantized",)),
+    "in five bits": Frame(
+        lambda rows: rows[(rows["dtype"] == "bfloat16") & ((rows["bits"] <= 5) | (rows["way"] == CHUNKS))],
+        ("quantized",),
+    ),
     "rounding": Frame(lambda rows: rows[rows["way"].isin(ROUNDING)], ("changes",)),
     "flips by rounding": Frame(lambda rows: rows[rows["flip"] > 0], ("rounding",)),
     "margins": Frame(_margins, ("rounding",)),

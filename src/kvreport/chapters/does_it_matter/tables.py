@@ -57,13 +57,19 @@ def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
 
 
 def quantized(found: Found) -> pd.DataFrame:
-    """Lay out what caches of few bits do to predictions: a row a cache, three columns a dtype, all cells text."""
+    """Lay out what caches of few bits do to predictions: a row a cache, four columns a dtype, all cells text.
+
+    Those that take more bits stand first, so caches of equal bytes are neighbours.
+    """
+    table = joined(measures.IN_FEW_BITS, found)
+    fewest = table["bits"].map(lambda bits: bits.value).groupby(table["way"]).transform("min")
     return _by_dtype(
-        joined(measures.IN_FEW_BITS, found),
+        table.loc[fewest.sort_values(ascending=False, kind="stable").index],
         {
+            "bits": lambda row: f"{row.bits.value:.4g}",
             "divergence": lambda row: spread(row.divergence),
             "moved (%)": lambda row: _whole_percent(row.outside),
-            "perplexity": lambda row: row.perplexity.text("{:#.3g}"),
+            "perplexity": lambda row: row.perplexity.text("{:#.3g}" if row.perplexity.value < 100 else "{:,.0f}"),
         },
     ).rename(columns={"change": "cache"})
 

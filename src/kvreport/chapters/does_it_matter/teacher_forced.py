@@ -3,13 +3,15 @@
 Rows, one a (model, dtype, way, sample, position): see ``data/README.md``.
 """
 
+from collections.abc import Callable, Collection
 
 import torch
+from transformers import Cache
 
 from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import classifier, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
@@ -23,9 +25,10 @@ def inputs(settings: DoesItMatterSettings) -> Inputs:
 
 def measure(
     settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer,
-    ways: tuple[variants.Variant, ...] = variants.VARIANTS,
+    ways: tuple[variants.Variant, ...] = variants.VARIANTS, of_cache: Callable[[Cache | None], Row] = lambda _: {},
+    without: Collection[str] = (),
 ) -> None:
-    """Score the texts in every way."""
+    """Score the texts in every way; rows also say what `of_cache` tells of a way's cache, and lack some columns."""
     samples = variants.texts(settings, settings.n_samples, settings.n_tokens + 1)
     head = None
     for dtype in settings.dtypes:
@@ -35,11 +38,13 @@ def measure(
             head = classifier.fit(subject.baseline.model, tokenizer, classifier.fitting_texts(settings, tokenizer))
         units = {f"{dtype}|{number}": group for number, group in enumerate(variants.groups(samples))}
         for unit, group in writer.pending(units, f"does it matter, {dtype}: group"):
-            writer.append(unit, [subject.about | row for row in score(subject, group, head, ways)])
+            rows = (subject.about | row for row in score(subject, group, head, ways, of_cache))
+            writer.append(unit, [{name: row[name] for name in row if name not in without} for row in rows])
 
 
 def score(
-    subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor, ways: tuple[variants.Variant, ...]
+    subject: variants.Subject, samples: list[corpus.Sample], head: torch.Tensor, ways: tuple[variants.Variant, ...],
+    of_cache: Callable[[Cache | None], Row],
 ) -> Rows:
     """Hold every way against the baseline on some texts; the logits live no longer than the comparison."""
     whole = subject.tensor([sample.ids for sample in samples])
@@ -58,6 +63,7 @@ def score(
                 compared = predictions.compare(baseline[text].logits[rows], logits, targets[text, rows])
                 flips = decisions[text][rows] != classifier.decisions(hidden, head)
                 about = {"way": way.name, "sample": samples[text].index, "source": samples[text].source}
+                about |= of_cache(piece.cache)
                 for position, row, flip in zip(range(first, rows.stop), compared.rows(), flips.tolist(), strict=True):
                     yield about | {"position": position} | row | {
                         "decision_flip": int(flip), "decision_right": int(right[text][position])

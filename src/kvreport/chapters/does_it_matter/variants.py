@@ -45,12 +45,15 @@ class Piece(NamedTuple):
         Of the token behind each position.
     hidden : Tensor, shape (rows, width)
         What the output head read.
+    cache : Cache, optional
+        What holds the text so far.
     """
 
     text: int
     start: int
     logits: torch.Tensor
     hidden: torch.Tensor
+    cache: Cache | None = None
 
 
 def read(model: PreTrainedModel, ids: torch.Tensor, **options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +162,7 @@ def on_a_cache(make: MakeCache, at_once: int | None, lost: int = 0) -> Feed:
             start = prompt
             for part in one[:, prompt:].split(at_once or ids.shape[1], 1):
                 logits, hidden = read(model, part, past_key_values=cache, use_cache=True)
-                yield Piece(text, start, logits[0], hidden[0])
+                yield Piece(text, start, logits[0], hidden[0], cache)
                 start += part.shape[1]
 
     return feed
