@@ -137,7 +137,7 @@ def test_the_other_dtype_is_compared_by_the_two_uncached_texts(results):
 def test_what_is_said_of_both_backends_is_not_judged_where_one_is_missing():
     found = published("does_it_matter")["AMD EPYC"]
     alone = found["quantized_caches"].query("not way.str.contains('quanto')")
-    assert measures.KEYS_OVER_VALUES_THERE(with_rows(found, quantized_caches=alone)) == []
+    assert measures.PERPLEXITY_IN_TWO_BITS(with_rows(found, quantized_caches=alone)) == []
 
 
 def test_a_text_that_ended_early_and_never_diverged_counts_to_the_end(results):

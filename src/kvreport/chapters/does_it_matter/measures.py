@@ -136,20 +136,19 @@ IN_FEW_BITS = {
     "bits": DIVERGENCE.alike("bits of a number", counted(lambda of: of["bits"].iloc[0]), unit="", rows="quantized"),
 }
 QUANTIZED = IN_FEW_BITS["divergence"]
+PERPLEXITY_IN_TWO_BITS = IN_FEW_BITS["perplexity"].alike(rows="on all backends").where(way=named.TWO_BITS)
 # Of equal bytes: the pairs have as many bits.
-KEYS_OVER_VALUES, HQQ_OVER_QUANTO, ROWS_OVER_STRIDES = (
+HQQ_OVER_QUANTO, ROWS_OVER_STRIDES = (
     QUANTIZED.alike(
         f"divergence by “{way}”, over that by “{other}”", ratio_of_means("kl"), form="{:.1f}",
         by=("dtype", "bits", "way"), over=("way", other),
     ).where(way=way)
-    for way, other in (
-        (named.KEYS_4, named.VALUES_4), (named.HQQ_4, named.QUANTO_4), (named.HQQ_ROWS, named.HQQ_4)
-    )
+    for way, other in ((named.HQQ_4, named.QUANTO_4), (named.HQQ_ROWS, named.HQQ_4))
 )
-KEYS_OVER_VALUES_THERE = KEYS_OVER_VALUES.alike(
-    "divergence with keys in 4 bits, over that with values", rows="on all backends", keep=(),
+KEYS_OVER_VALUES = HQQ_OVER_QUANTO.alike(
+    "divergence with keys in 4 bits, over that with values", keep=(),
     over=("way", lambda way, _: way.replace("keys", "values")),
-).where(way=tuple(way for way in named.ONE_SIDED if "keys" in way))
+)
 OVER_DRIFT = QUANTIZED.alike(
     "divergence, over that of a plain cache fed 5 tokens at once", ratio_of_means("kl"), form="{:.1f}",
     over=("way", named.CHUNKS),
@@ -291,14 +290,10 @@ STATEMENTS = {
     "few-bits-move-further": of_model(OVER_THE_CACHE.where(way=_FEW_BITS), "above", _FIVE_TIMES),
     "rounded-moves-further": of_model(OVER_THE_CACHE.where(way=named.FEWER_BITS), "above", _AS_FAR),
     "keys-need-more-bits": of_model(KEYS_OVER_VALUES, "above", _AS_FAR),
-    "keys-need-more-there": of_model(KEYS_OVER_VALUES_THERE, "above", _AS_FAR),
     "five-bits-beyond-drift": of_model(OVER_DRIFT.alike(rows="in five bits"), "above", _FIVE_TIMES),
     "hqq-along-rows": of_model(ROWS_OVER_STRIDES, "below", Bound(0.5, "ours", "half as far", "ratio")),
     "hqq-further-than-quanto": of_model(HQQ_OVER_QUANTO, "above", _AS_FAR),
-    "two-bits-double-the-perplexity": of_model(
-        IN_FEW_BITS["perplexity"].alike(rows="on all backends").where(way=named.TWO_BITS), "above",
-        Bound(2, "ours", "twice", "ratio"),
-    ),
+    "two-bits-double-the-perplexity": of_model(PERPLEXITY_IN_TWO_BITS, "above", Bound(2, "ours", "twice", "ratio")),
     "int8-as-the-cache": of_model(OVER_THE_CACHE.where(way=named.KV_INT8), "below", _TWICE),
     "static-moves-as-far": here(STATIC_OVER_DYNAMIC, "inside", Bound(1.1, "ours", "a tenth", "ratio"), on="Intel"),
     "static-moves-less-on-amd": here(STATIC_OVER_DYNAMIC, "below", Bound(0.2, "ours", "a fifth", "ratio"), on="AMD"),

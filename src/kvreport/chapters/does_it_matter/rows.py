@@ -61,9 +61,9 @@ ONE_SIDED = {
     for name, backend in (("quanto", "quanto"), ("HQQ", "hqq")) for side, kept in (("key", "value"), ("value", "key"))
 }
 OF_BACKENDS = BACKENDS | ONE_SIDED
-KEYS_4, VALUES_4 = "ours, keys in 4 bits", "ours, values in 4 bits"
 ROUNDED = {
-    "ours, 8 bits": (8, 8), "ours, 4 bits": (4, 4), OURS_2: (2, 2), KEYS_4: (4, None), VALUES_4: (None, 4),
+    "ours, 8 bits": (8, 8), "ours, 4 bits": (4, 4), OURS_2: (2, 2), "ours, keys in 4 bits": (4, None),
+    "ours, values in 4 bits": (None, 4),
 }
 
 # How a text is written: by the largest logit, or by a sample; without a cache, with one, in a batch.
@@ -319,7 +319,7 @@ ROWS = {
     # What is said of both backends is not to be judged where a package is missing.
     "on all backends": Frame(lambda rows: rows if {*OF_BACKENDS} <= {*rows["way"]} else rows[:0], ("quantized",)),
     "in five bits": Frame(
-        lambda rows: rows[(rows["dtype"] == "bfloat16") & ((rows["bits"] <= 5) | (rows["way"] == CHUNKS))],
+        lambda rows: rows[(rows["dtype"] == "bfloat16") & ((rows["bits"] == 5) | (rows["way"] == CHUNKS))],
         ("quantized",),
     ),
     "rounding": Frame(lambda rows: rows[rows["way"].isin(ROUNDING)], ("changes",)),
