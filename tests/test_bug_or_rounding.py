@@ -97,8 +97,7 @@ def test_figures_and_statements_can_be_made_of_these_rows_and_of_one_dtype(resul
             plt.close(fig)
     # One dtype has no slope, and says nothing of fp64.
     assert alone["verdicts"]["slope"].isna().all()
-    outcomes = {name: check(one, alone).outcome for name, one in measures.STATEMENTS.items()}
-    assert outcomes["clean-shrinks"] == "not run"
+    assert {name: check(one, alone).outcome for name, one in measures.STATEMENTS.items()}["clean-shrinks"] == "not run"
 
 
 # What a re-run turned up, and no document shows.

@@ -198,8 +198,7 @@ def test_people_and_groups_are_authors_as_bibtex_wants_them_and_marks_of_tex_are
     people = parsed(citation.of_published(figure, BOOK)).persons["author"]
     assert [person.last_names for person in people] == [["{The authors}"], ["Doe"]]
     text = "".join(map(chr, citation._TEX))
-    book = citation.of_book(replace(BOOK, title=text))
-    assert parsed(book).fields["title"] == f"{{{text.translate(citation._TEX)}}}"
+    assert parsed(citation.of_book(replace(BOOK, title=text))).fields["title"] == f"{{{text.translate(citation._TEX)}}}"
     assert "50 % & a_b".translate(citation._TEX) == r"50 \% \& a\_b"
 
 

@@ -123,8 +123,7 @@ def test_a_server_that_dies_midway_is_judged_by_what_it_said(engine, monkeypatch
             found = check.check(client.of(server.address), None, LENGTHS, kept)
         verdicts[fault] = found.verdict
         assert len(found.comparisons) >= 4
-        answered = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
-        assert sum("text" in each for each in answered) == 16
+        assert sum("text" in each for each in [json.loads(line) for line in kept.read_text("utf-8").splitlines()]) == 16
     assert verdicts == {"": "cannot tell", "positions off by one": "fault"}
 
 

@@ -65,8 +65,7 @@ def test_rows_of_streamed_weights_are_equal_in_every_bit_to_those_of_a_model_in_
     models = opened(folder)
     for each in models.values():
         in_fp64.experts_one_by_one(each.model)
-    found = layer_by_layer(models, tmp_path, parts.append)
-    assert found == {dtype: in_memory(folder, dtype) for dtype in DTYPES}
+    assert layer_by_layer(models, tmp_path, parts.append) == {dtype: in_memory(folder, dtype) for dtype in DTYPES}
     # Where no cache comes back, the last parts are fed once more by themselves.
     assert len(parts) <= 2 * len(set(parts)) + 2, "a part is not read again for each call"
 

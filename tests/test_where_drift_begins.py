@@ -315,13 +315,21 @@ def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():
     about = {"machine": {"processor": "Maker One", "cpu": {"instructions": []}}, "settings": {"n_tokens": "33-190"}}
     whole = {"operation_replay": run_of(replay, **about), "kernels": run_of(ran, **about)}
     everywhere = {"one": Found(rows.ROWS, whole), "no kernels": Found(rows.ROWS, whole | {"kernels": None})}
-    (line,) = tables.by_kernel(everywhere).to_dict("records")
+    (line,) = tables.by_kernel(tables.replayed(everywhere)).to_dict("records")
     assert (line["processor"], line["kernel of linear layers"], line["in"]) == ("Maker One", "a", "q_proj")
     # All layers of one kernel share a line; what was held back has none.
     everywhere["Maker One, LIBRARY_MAX=OLD"] = everywhere.pop("no kernels")
     everywhere["Maker One, LIBRARY_MAX=OLD"].runs["kernels"] = whole["kernels"]
-    listed = tables.kernels(everywhere)[["operation", "rows", "kernel"]]
+    listed = tables.kernels(tables.free(everywhere))[["operation", "rows", "kernel"]]
     assert listed.to_numpy().tolist() == [["all linear layers", "1", "a"], [rows.ATTENTION, "1", "b"]]
+    # Where the order was taken apart, a function and an order for each number of rows, but not what was not caught.
+    apart = pd.DataFrame({"operations": "q_proj, o_proj", "rows": [1, 2, 4], "in_a_row": [9, 9, 4], "sums": [4, 4, 1]})
+    apart = apart.assign(dtype="bfloat16", threads=1, inner_size=36, kernel="a", function=["mkl_f", "mkl_f", "c10::g"])
+    everywhere["one"] = Found(rows.ROWS, whole | {"summation": run_of(apart, **about)})
+    assert tables.kernels(tables.free(everywhere)).iloc[:, 2:].to_numpy().tolist() == [
+        ["all linear layers", "36", "1 to 2", "mkl_f", "4 sums in turn"],
+        ["all linear layers", "36", "4", "a", "pieces of 4"],
+    ]
 
 
 def test_each_version_of_torch_has_what_its_own_replay_found():

@@ -207,9 +207,6 @@ STATEMENTS = {
     "threads-change-no-order-in-16-bits": here(
         OTHER_BY_THREADS.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 4"
     ),
-    "another-kernel-adds-other-products-in-another-order": here(
-        OTHER_ORDER.where(dtype="bfloat16", last=False), "above", NONE, on=_NO_BF16_INSTRUCTIONS
-    ),
     "one-order-held-to-avx2": here(OTHER_ORDER.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
     "hidden-keys-change-rows": here(HIDDEN_KEYS.where(dtype="float32"), "above", NONE),

@@ -155,10 +155,14 @@ def _prompts(run: Run) -> pd.DataFrame:
 
 def _kernels(run: Run) -> pd.DataFrame:
     """Name what ran for each number of rows; of the attention, too, how many rows its products have at most."""
-    rows = run.rows.assign(height=pd.to_numeric(run.rows["shape"].str.partition("x")[0]))
+    sizes = run.rows["shape"].str.extract(r"(?P<height>\d+)x(?P<terms>\d+)").apply(pd.to_numeric)
+    rows = run.rows.join(sizes)
+    # A shape is reported of some calls only, and the attention's first product has its terms.
+    rows["terms"] = rows.groupby("operation")["terms"].transform("min")
     groups = rows.groupby(["dtype", "operation", "rows"], sort=False)
-    found = groups.agg(kernel=("kernel", lambda of: " and ".join(sorted(set(of)))), height=("height", "max"))
-    return found.reset_index().assign(linear=lambda made: made["operation"] != ATTENTION)
+    names = groups.agg(kernel=("kernel", lambda of: " and ".join(sorted(set(of)))))
+    found = names.join(groups[["height", "terms"]].max()).reset_index()
+    return found.assign(linear=found["operation"] != ATTENTION)
 
 
 def _orders(run: Run) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Tables of the chapter on where drift begins, as its page shows them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -69,85 +69,18 @@ def prefills(compared: pd.DataFrame) -> pd.DataFrame:
     return counts.rename(columns=DTYPES).rename_axis(index={"what": "compared"}, columns=None).reset_index()
 
 
-def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
-    """List which kernel runs at which numbers of rows, where nothing is held back; operations alike share a line."""
-    alike: dict[tuple, list[str]] = {}
-    by_rows = {
-        _label(found, "kernels"): _named(found) for name, found in everywhere.items()
-        if found.runs.get("kernels") and not processors.LIMIT.search(name)
-    }
-    of_all = pd.concat(by_rows, names=["processor"])
-    linear = ", ".join(of_all[of_all["linear"]]["operation"].unique())
-    for (on, dtype, operation), of in of_all.groupby(["processor", "dtype", "operation"], sort=False):
-        ran = groupby(zip(of["rows"], of["kernel"], strict=True), lambda pair: pair[1])
-        spans = [(between([count for count, _ in pairs], "{}"), kernel) for kernel, pairs in ran]
-        alike.setdefault((on, DTYPES[dtype], *spans), []).append(operation)
-    table = pd.DataFrame(
-        [
-            {"processor": on, "dtype": dtype, "operation": ", ".join(operations), "rows": at, "kernel": kernel}
-            for (on, dtype, *spans), operations in alike.items() for at, kernel in spans
-        ]
-    )
-    return table.assign(operation=table["operation"].str.replace(linear, "all linear layers", regex=False))
-
-
-def _named(found: Found) -> pd.DataFrame:
-    """Give the kernels by rows; for what no library reports, the functions that a profile names."""
-    ran, profiled = found["kernels by rows"], found["summation"]
-    if profiled is None:
-        return ran
-    told = profiled[profiled["function"].str.match(rows.MULTIPLYING, na=False)]
-    each = told.assign(operation=told["operations"].str.split(", ")).explode("operation")
-    names = each.groupby(["dtype", "operation"])["function"].agg(lambda of: " and ".join(sorted(set(of))))
-    asked = names.reindex(pd.MultiIndex.from_frame(ran[["dtype", "operation"]])).set_axis(ran.index)
-    return ran.assign(kernel=ran["kernel"].mask(ran["kernel"] == rows.UNREPORTED, asked.fillna(rows.UNREPORTED)))
-
-
-def orders(everywhere: Mapping[str, Found], held_back: bool = False) -> pd.DataFrame:
-    """List which function runs at which numbers of rows, and in which order it adds up, on the fewest threads.
-
-    Where a library is held back, what is not as it is where none is.
-    """
-    alike: dict[tuple, dict[str, int]] = {}
-    free: set[tuple] = set()
-    for name, found in everywhere.items():
-        if (ran := found["summation"]) is None:
-            continue
-        held, on = bool(processors.LIMIT.search(name)), _label(found, "summation")
-        ran = ran[ran["threads"] == ran["threads"].min()].sort_values(["dtype", "rows"], ascending=[False, True])
-        # Code that oneDNN writes when it runs has no name but the one that it reports.
-        function = ran["function"].where(ran["function"].str.match(rows.MULTIPLYING, na=False), ran["kernel"])
-        ran = ran.assign(said=list(zip(ran["rows"], function, map(_order, ran.itertuples()), strict=True)))
-        for (dtype, operations), of in ran.groupby(["dtype", "operations"], sort=False):
-            told = {(dtype, operations, *said) for said in of["said"]}
-            if not held:
-                free |= told
-            if held != held_back or (held and told <= free):
-                continue
-            runs = [(between([one[0] for one in ones], "{}"), *what) for what, ones in _spans(of["said"])]
-            terms = dict.fromkeys(operations.split(", "), of["inner_size"].iloc[0])
-            alike.setdefault((on, DTYPES[dtype], *runs), {}).update(terms)
-    linear = {name for operations in alike.values() for name in operations} - {rows.ATTENTION}
-    table = [
-        {
-            "processor": on, "dtype": dtype, "operation": _among([*terms], linear),
-            "terms": ", ".join(map(str, sorted(set(terms.values())))), "rows": at, "function": function, "adds": order,
-        }
-        for (on, dtype, *runs), terms in alike.items() for at, function, order in runs
-    ]
-    return pd.DataFrame(table)
-
-
-def _among(operations: list[str], linear: set[str]) -> str:
-    """Name operations, or what is missing of all linear layers, whichever is shorter."""
-    found, but = ", ".join(operations), ", ".join(sorted(linear - set(operations)))
-    if rows.ATTENTION in operations or len(found) < len(but):
-        return found
-    return f"all but {but}" if but else "all linear layers"
-
-
-def _spans(said: Iterable[tuple]) -> list[tuple[tuple, list[tuple]]]:
-    return [(what, list(ones)) for what, ones in groupby(said, lambda one: one[1:])]
+def _told(found: Found) -> pd.DataFrame:
+    """Tell of each operation, dtype and number of rows what runs: a profile's name, else what a library reports."""
+    if (ran := found["summation"]) is None:
+        return found["kernels by rows"].assign(adds="")
+    ran = ran[ran["threads"] == ran["threads"].min()].sort_values(["dtype", "rows"], ascending=[False, True])
+    # Code that oneDNN writes when it runs has no name but the one that it reports.  The attention is several functions,
+    # of which a profile tells the first.
+    named = ran["function"].str.match(rows.MULTIPLYING, na=False) & (ran["operations"] != rows.ATTENTION)
+    kernel = ran["function"].where(named, ran["kernel"])
+    ran = ran.assign(kernel=kernel, adds=[*map(_order, ran.itertuples())], operation=ran["operations"].str.split(", "))
+    ran = ran.rename(columns={"inner_size": "terms"}).explode("operation")
+    return ran.assign(linear=ran["operation"] != rows.ATTENTION)
 
 
 def _order(of: Any) -> str:
@@ -159,30 +92,81 @@ def _order(of: Any) -> str:
     return "one sum" if of.in_a_row == of.inner_size else f"pieces of {of.in_a_row:.0f}"
 
 
+def free(everywhere: Mapping[str, Found]) -> dict[str, Found]:
+    """Choose where the kernels were read and no library is held back."""
+    read = {name: found for name, found in everywhere.items() if found["kernels"] is not None}
+    return {name: found for name, found in read.items() if not processors.LIMIT.search(name)}
+
+
+def replayed(everywhere: Mapping[str, Found]) -> dict[str, Found]:
+    """Choose where the kernels were read and operations replayed."""
+    return {
+        name: found for name, found in everywhere.items()
+        if found["operations"] is not None and found["kernels"] is not None
+    }
+
+
+def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """List what runs at which numbers of rows, and how it adds; what is alike is joined."""
+    alike: dict[tuple, dict[str, str]] = {}
+    for found in everywhere.values():
+        told = _told(found)
+        on = _label(found, "kernels", "summation")
+        for (dtype, operation), of in told.groupby(["dtype", "operation"], sort=False):
+            said = zip(of["rows"], of["kernel"], of["adds"], strict=True)
+            spans = [(what, [*ones]) for what, ones in groupby(said, lambda one: one[1:])]
+            runs = [(between([count for count, *_ in ones], "{}"), *what) for what, ones in spans]
+            alike.setdefault((on, DTYPES[dtype], *runs), {})[operation] = f"{of['terms'].max():.0f}"
+    linear = {operation for terms in alike.values() for operation in terms} - {rows.ATTENTION}
+    table = [
+        {
+            "processor": on, "dtype": dtype, "operation": _among([*terms], linear),
+            "terms": ", ".join(dict.fromkeys(terms.values())), "rows": at, "kernel": kernel, "adds": adds,
+        }
+        for (on, dtype, *runs), terms in alike.items() for at, kernel, adds in runs
+    ]
+    return pd.DataFrame(table)
+
+
+def _among(operations: Sequence[str], linear: set[str]) -> str:
+    """Name operations, but linear layers by those that are missing where these are fewer."""
+    missing, others = sorted(linear - {*operations}), [name for name in operations if name not in linear]
+    if 2 * len(missing) >= len(linear):
+        return ", ".join(operations)
+    return ", ".join([f"all but {', '.join(missing)}" if missing else "all linear layers", *others])
+
+
 def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Lay out which products of one row in bf16 run in which kernel, and which of them differ."""
     table = []
     for found in everywhere.values():
-        operations, ran = found["operations of the first model"], found["kernels by rows"]
-        if operations is None or ran is None:
-            continue
+        operations, ran = found["operations of the first model"], _told(found)
         differing = operations.query("kind == 'linear' and dtype == 'bfloat16' and attention == 'sdpa' and share > 0")
         names = {operation.rpartition(".")[2] for operation in differing["operation"]}
-        linear = _named(found)[ran["linear"] & (ran["dtype"] == "bfloat16")]
+        linear = ran[ran["linear"] & (ran["dtype"] == "bfloat16")]
         estimate = measures.LINEAR.where(dtype="bfloat16")(found)[0]
+        one, every = linear["rows"] == 1, {*linear["operation"]}
         table.append(
             {
                 "processor": _label(found, "operation_replay"),
                 "kernel of linear layers": listed(linear["kernel"].unique()),
+                "one row adds": _adds(linear[one]), "more rows add": _adds(linear[~one]),
                 "calls that differ": with_units([estimate], "files", "{:.1%}"),
-                "in": listed([name for name in linear["operation"].unique() if name in names]) or "none",
+                "in": _among([name for name in linear["operation"].unique() if name in names], every) or "none",
             }
         )
     return pd.DataFrame(table)
 
 
-def _label(found: Found, experiment: str) -> str:
-    return processors.label(run.about["machine"] for run in found.behind(experiment))
+def _adds(ran: pd.DataFrame) -> str:
+    """Name the orders of some products, and which have which."""
+    orders = {order: [*of.unique()] for order, of in ran.groupby("adds", sort=False)["operation"]}
+    linear = {*ran["operation"]}
+    return "; ".join(f"{order} in {_among(of, linear)}" if len(orders) > 1 else order for order, of in orders.items())
+
+
+def _label(found: Found, *experiments: str) -> str:
+    return processors.label(run.about["machine"] for run in found.behind(*experiments))
 
 
 def drifts(found: Found) -> pd.DataFrame:
