@@ -150,9 +150,9 @@ def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
             {
                 "processor": _label(found, "operation_replay"),
                 "kernel of linear layers": listed(linear["kernel"].unique()),
-                "one row adds": _adds(linear[one]), "more rows add": _adds(linear[~one]),
                 "calls that differ": with_units([estimate], "files", "{:.1%}"),
                 "in": _among([name for name in linear["operation"].unique() if name in names], every) or "none",
+                "one row adds": _adds(linear[one]), "more rows add": _adds(linear[~one]),
             }
         )
     return pd.DataFrame(table)
