@@ -3,8 +3,8 @@
 sphinx-thebe adds its scripts twice, so every page logs that THEBE_JS_URL is declared already;
 sphinx-togglebutton gives a code toggle a name that differs from the text in it; sphinxcontrib-bibtex marks
 references with a role that is not allowed in a list. docutils wraps the text of each cell and each word of code once
-more than any style asks for, which is a tenth of a page that is one long table.  sphinx-design draws an arrow at
-everything that unfolds; here it is drawn once, and pointed to from elsewhere.
+more than any style asks for, and counts rows as odd and even, which is a tenth of a page that is one long table.
+sphinx-design draws an arrow at everything that unfolds; here it is drawn once, and pointed to from elsewhere.
 
 Pictures load when a reader comes near them, and keep their place until then.  A first visit then brings what is seen
 and not a megabyte of what is further down; and because every picture says how large it is, a link to a figure leads to
@@ -55,6 +55,7 @@ def _without_thebe_and_twins(scripts: list[Any]) -> list[Any]:
 def _cleaned(body: str) -> str:
     body = body.replace(' aria-label="Toggle hidden content"', "").replace('role="doc-biblioentry"', 'role="listitem"')
     body = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", body)
+    body = re.sub(r' class="row-(odd|even)"', "", body)
     # A cell of several paragraphs keeps them.
     body = re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)
     if arrow := re.search(r"<path( [^>]*></path>)", body):
