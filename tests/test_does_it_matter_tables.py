@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
 from planted import changed, published, with_rows, with_runs
 
 from kvbook.measuring.estimates import Estimate, flat
@@ -127,8 +128,7 @@ def test_the_other_dtype_is_compared_by_the_two_uncached_texts(results):
     written = changed(results, "first_divergence", path="'0 1 2 3'")
     written = changed(written, "first_divergence", "dtype == 'bfloat16' and sample % 2 == 1", path="'0 1 2 9'")
     texts = written["texts"].query("dtype == 'bfloat16' and choice == 'greedy' and way == @named.OTHER_DTYPE")
-    assert set(texts.loc[texts["sample"] % 2 == 1, ["steps", "parted"]].itertuples(index=False, name=None)) == {(4, 1)}
-    assert not texts.loc[texts["sample"] % 2 == 0, "parted"].any()
+    assert texts["parted"].eq(texts["sample"] % 2).all()
     # Control: of a single dtype there is nothing to compare.
     alone = with_rows(results, first_divergence=results["first_divergence"].query("dtype == 'bfloat16'"))
     assert named.OTHER_DTYPE not in set(alone["texts"]["way"])
@@ -146,6 +146,18 @@ def test_a_text_that_ended_early_and_never_diverged_counts_to_the_end(results):
     half = changed(ended, "first_divergence", "sample % 2 == 1", steps=4, parted=1)
     (found,) = measures.EQUAL_AT_THE_END.where(choice=named.GREEDY, way=named.CACHED, dtype="bfloat16")(half)
     assert found.estimate.value == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("parted", [0, 5, 19, 20])
+def test_the_interval_of_texts_still_equal_is_that_of_kaplan_and_meiers_curve_at_its_end(parted):
+    texts = pd.DataFrame({"parted": [1] * parted + [0] * (20 - parted)})
+    found = measures.equal_at_the_end(texts)
+    assert found.low <= found.value <= found.high
+    assert found.value == pytest.approx(1 - parted / 20)
+    if 0 < parted < 20:
+        curve = scipy.stats.ecdf(scipy.stats.CensoredData.right_censored(range(1, 21), 1 - texts["parted"])).sf
+        ends = curve.confidence_interval(method="log-log")
+        assert (found.low, found.high) == pytest.approx(tuple(float(end.evaluate(20)) for end in (ends.low, ends.high)))
 
 
 @pytest.mark.parametrize("parted", [True, False])

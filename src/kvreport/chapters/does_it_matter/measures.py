@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+import scipy
 
-from kvbook.measuring import estimates, survival
+from kvbook.measuring import estimates
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, ratio_of_means, share, total
@@ -60,11 +61,20 @@ def _over_the_same_texts(column: str):
     return lambda rows, other: ratio_of_means(column)(rows, other[other["sample"].isin(rows["sample"])])
 
 
-def _equal_at_the_end(texts: pd.DataFrame) -> Estimate:
-    found = survival.still_together(texts["steps"], texts["parted"] == 1, texts["written"].iloc[0])
+def equal_at_the_end(texts: pd.DataFrame) -> Estimate:
+    """Share of texts that have not diverged, with Greenwood's interval on the log-log scale; of few there is none.
+
+    It is the last point of Kaplan and Meier's curve, for every text was watched to its end.
+    """
     # Each pair goes on from a prompt of its own.
-    few = len(texts) < estimates.FEWEST_UNITS
-    return Estimate(found.value, np.nan, np.nan, "range") if few else found
+    n, share = len(texts), float((texts["parted"] == 0).mean())
+    if n < estimates.FEWEST_UNITS:
+        return Estimate(share, np.nan, np.nan, "range")
+    # The variance is 0 where none has diverged, and undefined where all have.
+    if share in (0, 1):
+        return estimates.wilson(share, n)
+    half = scipy.stats.norm.isf((1 - estimates.CONFIDENCE) / 2) * np.sqrt((1 - share) / (n * share)) / np.log(share)
+    return Estimate(share, *(float(share ** np.exp(side * half)) for side in (-1, 1)))
 
 
 def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
@@ -158,9 +168,9 @@ DRIFT_BESIDE, HQQ_8_OVER_DRIFT = QUANTIZED.where(way=named.CHUNKS), OVER_DRIFT.w
 # The model writes: which texts have left the baseline's at the end.
 EQUAL_AT_THE_END = Measure(
     "share of texts that equal the baseline's at the end", "prompt", "dtype", rows="texts",
-    by=("dtype", "choice", "way"), estimate=_equal_at_the_end,
+    by=("dtype", "choice", "way"), estimate=equal_at_the_end,
 )
-_DIVERGED = EQUAL_AT_THE_END.alike("share of texts that have diverged at the end", _rest(_equal_at_the_end))
+_DIVERGED = EQUAL_AT_THE_END.alike("share of texts that have diverged at the end", _rest(equal_at_the_end))
 DIVERGED, DIVERGED_TOGETHER, DIVERGED_IN_ONE_PASS = (
     _DIVERGED.where(choice=named.GREEDY, way=way) for way in (named.CACHED, named.TOGETHER, named.ONE_PASS)
 )

@@ -218,16 +218,11 @@ def overtaken(margins: np.ndarray, losses: pd.Series) -> float:
 
 
 def _texts(run: Run) -> pd.DataFrame:
-    """List every text that was held against the baseline's, and how long it stayed equal."""
+    """List every text that was held against the baseline's, and whether it diverged before it ended."""
     rows, n_tokens = run.rows, run.about["settings"]["n_tokens"]
     texts = pd.concat([rows[rows["way"] != BASELINE], _between_dtypes(rows)], ignore_index=True)
-    texts = texts.assign(
-        # A text that ended early and never diverged is equal to the end.
-        steps=texts["steps"].where(texts["parted"] == 1, rows["steps"].max()),
-        prompt=texts["sample"],
-        # A quarter of the tokens is the prompt.
-        written=n_tokens - n_tokens // 4,
-    )
+    # A quarter of the tokens is the prompt.
+    texts = texts.assign(prompt=texts["sample"], written=n_tokens - n_tokens // 4)
     places = {name: place for names in (rows["dtype"].unique(), CHOICES, WAYS) for place, name in enumerate(names)}
     return texts.sort_values(["dtype", "choice", "way"], key=lambda column: column.map(places))
 
@@ -240,10 +235,9 @@ def _between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
         by_dtype = {dtype: str(path).split() for dtype, path in zip(texts["dtype"], texts["path"], strict=True)}
         for dtype, path in by_dtype.items():
             if other := by_dtype.get("bfloat16" if dtype == "float32" else "float32"):
-                differs = [one != two for one, two in zip(path, other, strict=False)]
-                steps = differs.index(True) + 1 if any(differs) else len(path)
-                table.append((dtype, choice, OTHER_DTYPE, sample, steps, int(any(differs))))
-    return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "steps", "parted"])
+                parted = any(one != two for one, two in zip(path, other, strict=False))
+                table.append((dtype, choice, OTHER_DTYPE, sample, int(parted)))
+    return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "parted"])
 
 
 def _divergences(run: Run) -> pd.DataFrame:
