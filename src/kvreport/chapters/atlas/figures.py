@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
+import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from kvbook.atlas import table
 from kvbook.atlas.names import PATHS
@@ -15,27 +14,18 @@ from kvreport.publishing.wording import DTYPES
 
 # Colour and hatching both say the outcome.
 _LOOKS = {
-    table.EXACT: (style.GREEN, ""),
-    table.ROUNDING: (style.SKY, ""),
-    table.UNDECIDED: (style.BLUE, ".."),
-    table.BUG: (style.VERMILION, "//"),
-    DIFFERENT: (style.VERMILION, "//"),
-    table.RAISES: (style.BLACK, ""),
-    table.FED_TWICE: (style.PURPLE, ".."),
-    REFUSED: (style.ORANGE, "\\\\"),
-    table.PADDING_CHANGES: (style.ORANGE, "\\\\"),
-    "fails": ("#bbbbbb", "xx"),
-    "no cache": ("#e6e6e6", ""),
-    table.NOT_CAUSAL: ("#e6e6e6", "--"),
-    "does not run": ("#bbbbbb", "xx"),
-    table.NOT_TRIED: ("#e6e6e6", ""),
+    table.EXACT: (style.GREEN, ""), table.ROUNDING: (style.SKY, ""), table.UNDECIDED: (style.BLUE, ".."),
+    table.BUG: (style.VERMILION, "//"), DIFFERENT: (style.VERMILION, "//"), table.RAISES: (style.BLACK, ""),
+    table.FED_TWICE: (style.PURPLE, ".."), REFUSED: (style.ORANGE, "\\\\"),
+    table.PADDING_CHANGES: (style.ORANGE, "\\\\"), "fails": ("#bbbbbb", "xx"), "no cache": ("#e6e6e6", ""),
+    table.NOT_CAUSAL: ("#e6e6e6", "--"), "does not run": ("#bbbbbb", "xx"), table.NOT_TRIED: ("#e6e6e6", ""),
     table.NOT_RECORDED: ("#ffffff", "--"),
 }
 # A narrower piece has no room for its number, which stands at the end of its bar.
 _NARROW = 6
 
 
-def _bar(ax: Axes, place: int, counted: pd.DataFrame) -> None:
+def _bar(ax: plt.Axes, place: int, counted: pd.DataFrame) -> None:
     left, narrow = 0, []
     for row in sorted(counted.itertuples(), key=lambda row: list(_LOOKS).index(row.outcome)):
         colour, hatch = _LOOKS[row.outcome]
@@ -54,7 +44,7 @@ def _bar(ax: Axes, place: int, counted: pd.DataFrame) -> None:
     ax.text(left + 2, place, ", ".join(narrow), ha="left", va="center", fontsize=9)
 
 
-def _stacked(counted: pd.DataFrame, by: str, known: Iterable[str]) -> Figure:
+def _stacked(counted: pd.DataFrame, by: str, known: Iterable[str]) -> plt.Figure:
     places = [place for place in known if place in set(counted[by])]
     fig, ax = style.rows(places, 1.5, 0.42)
     for place, name in enumerate(places):
@@ -66,17 +56,17 @@ def _stacked(counted: pd.DataFrame, by: str, known: Iterable[str]) -> Figure:
     return style.with_legend(fig, [handles[outcome] for outcome in _LOOKS if outcome in handles], 3, "upper right")
 
 
-def figure_outcomes(counted: pd.DataFrame) -> Figure:
+def figure_outcomes(counted: pd.DataFrame) -> plt.Figure:
     """Draw how many architectures are exact, rounding, wrong, from `tables.outcomes`."""
     return _stacked(counted, "question", tables.OUTCOMES)
 
 
-def figure_paths(counted: pd.DataFrame) -> Figure:
+def figure_paths(counted: pd.DataFrame) -> plt.Figure:
     """Draw the same by execution path, from the count of paths and outcomes."""
     return _stacked(counted, "path", PATHS)
 
 
-def figure_operations(counted: pd.DataFrame) -> Figure:
+def figure_operations(counted: pd.DataFrame) -> plt.Figure:
     """Draw the kinds of the first operation that depends on the number of tokens, by dtype."""
     grid = counted.pivot(index="kind", columns="dtype", values="architectures").fillna(0)
     grid = grid.loc[grid.sum(axis=1).sort_values(ascending=False).index]

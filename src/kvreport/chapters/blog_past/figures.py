@@ -2,19 +2,17 @@
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from kvreport.chapters.blog_past.rows import DECODER, HANDED, NO_PAST
 from kvreport.publishing import style
 
 _QUANTIZATIONS = {
-    "none": ("weights in the dtype", style.BLUE, "o"),
-    "8bit": ("8 bits", style.GREEN, "s"),
+    "none": ("weights in the dtype", style.BLUE, "o"), "8bit": ("8 bits", style.GREEN, "s"),
     "4bit": ("4 bits", style.VERMILION, "^"),
 }
 
 
-def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.Figure:
     """Draw the difference of every variant, one line each; a published table stands faint behind it."""
     shown = _whole(table)
     labels = list(dict.fromkeys(zip(shown["model"], shown["variant"], strict=True)))
@@ -44,7 +42,7 @@ def _whole(table: pd.DataFrame) -> pd.DataFrame:
     return table[(table["variant"] != HANDED) | (table["layers"] == deepest)]
 
 
-def figure_depth(table: pd.DataFrame) -> Figure:
+def figure_depth(table: pd.DataFrame) -> plt.Figure:
     """Draw what a past handed to the bidirectional model changes, against the number of its layers."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
     rows = table[table["variant"] == HANDED].sort_values("layers")
@@ -59,7 +57,7 @@ def figure_depth(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_published(beside: pd.DataFrame) -> Figure:
+def figure_published(beside: pd.DataFrame) -> plt.Figure:
     """Draw the post's absolute differences beside ours, a panel a case."""
     cases = list(dict.fromkeys(beside["case"]))
     fig, axes = style.panels(2, (len(cases) + 1) // 2, 4.6, sharey=True)

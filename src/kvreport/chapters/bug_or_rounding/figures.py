@@ -3,10 +3,6 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
 
 from kvbook.diagnosis import verdict
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
@@ -32,7 +28,7 @@ def _look(symptom: str) -> dict[str, str]:
     return _LOOKS.get(symptom, _LOOKS["injected bug"])
 
 
-def _against_roundoff(dtypes: list[str], whose: dict[str, dict]) -> tuple[Figure, Axes]:
+def _against_roundoff(dtypes: list[str], whose: dict[str, dict]) -> tuple[plt.Figure, plt.Axes]:
     """Prepare log-log axes: a tick for each dtype, the line of one roundoff, and the most that rounding can be."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
     roundoffs = np.array([UNIT_ROUNDOFF[dtype] for dtype in dtypes])
@@ -50,18 +46,18 @@ def _against_roundoff(dtypes: list[str], whose: dict[str, dict]) -> tuple[Figure
     # fp16 and bf16 lie too close for two labels on one line.
     ax.set_xticks(roundoffs, [("\n" if dtype == "bfloat16" else "") + DTYPES[dtype] for dtype in dtypes])
     ax.minorticks_off()
-    handles = [Line2D([], [], label=name, **{"color": style.GREY} | look) for name, look in (_LOOKS | whose).items()]
+    handles = [plt.Line2D([], [], label=of, **{"color": style.GREY} | look) for of, look in (_LOOKS | whose).items()]
     return style.with_legend(fig, handles, 3, "upper left", fontsize=9.5), ax
 
 
-def _draw(ax: Axes, lines: pd.DataFrame, **look) -> None:
+def _draw(ax: plt.Axes, lines: pd.DataFrame, **look) -> None:
     for (symptom, _), line in lines.groupby(["symptom", "model"], sort=False):
         # A logarithmic axis has no place for a drift of zero, nor for an overflow.
         shown = line[(line["drift"] > 0) & np.isfinite(line["drift"])]
         ax.plot(shown["roundoff"], shown["drift"], **_look(symptom) | look)
 
 
-def figure_injected(lines: pd.DataFrame, model: str) -> Figure:
+def figure_injected(lines: pd.DataFrame, model: str) -> plt.Figure:
     """Draw drift against unit roundoff: clean families, one model boldly, and the range of all injected bugs."""
     others = {"thin: others": {"linewidth": 0.8}} if set(lines["model"]) != {model} else {}
     fig, ax = _against_roundoff(_dtypes(lines), {f"thick: {model}": {"linewidth": 3}} | others)
@@ -78,7 +74,7 @@ def figure_injected(lines: pd.DataFrame, model: str) -> Figure:
     return fig
 
 
-def figure_against(lines: pd.DataFrame, book: pd.DataFrame, model: str) -> Figure:
+def figure_against(lines: pd.DataFrame, book: pd.DataFrame, model: str) -> plt.Figure:
     """Draw this machine's drift over the published one of the book's first model."""
     whose = {"this machine": {"linewidth": 0.8, "marker": "."}, "the book": {"linewidth": 6, "alpha": 0.3}}
     fig, ax = _against_roundoff(_dtypes(pd.concat([lines, book])), whose)
@@ -87,7 +83,7 @@ def figure_against(lines: pd.DataFrame, book: pd.DataFrame, model: str) -> Figur
     return fig
 
 
-def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
+def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> plt.Figure:
     """Draw every symptom of the documents on a line of its own: its drift in each dtype, and what it was called."""
     places: list[dict] = []
     headings = table["document"].mask(table["whose"] == rows.FOUND, FOUND_HEADING)
@@ -128,7 +124,7 @@ def figure_symptoms(lines: pd.DataFrame, table: pd.DataFrame) -> Figure:
     return style.with_legend(fig, handles, len(handles), "upper right", fontsize=9.5)
 
 
-def figure_layers(table: pd.DataFrame) -> Figure:
+def figure_layers(table: pd.DataFrame) -> plt.Figure:
     """Draw the drift after every layer in the finest and in the coarsest dtype, clean and with a bug in one layer."""
     dtypes = _dtypes(table)
     shown = list(dict.fromkeys((dtypes[0], dtypes[-1])))
@@ -150,7 +146,7 @@ def figure_layers(table: pd.DataFrame) -> Figure:
         # Whole decades, so that both ends have a label.
         low, high = np.log10(ax.get_ylim())
         ax.set_ylim(10.0 ** np.floor(low), 10.0 ** np.ceil(high))
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_minor_formatter(plt.NullFormatter())
     axes[-1, 0].set_xlabel("hidden state after layer")
     axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     return style.with_legend(fig, axes[0, 0].get_legend_handles_labels()[0], 3, "upper right", fontsize=9.5)

@@ -6,16 +6,13 @@ Colour is the dtype; hollow grey is what others published.
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing import style
-from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES, scaled
 
-_DTYPE_MARKERS = dict(zip(DTYPE_COLOURS, style.MARKERS, strict=False))
+_DTYPE_MARKERS = dict(zip(style.DTYPE_COLOURS, style.MARKERS, strict=False))
 # Of the ways in the curves: the line says which, the colour says in which dtype.
 _LINES = ("-", "--", "-.", ":")
 # Comparisons in a bin of margins below which its share says next to nothing and is not drawn.
@@ -24,11 +21,11 @@ _FEWEST = 40
 _LEAST = 1e-3
 
 
-def _plot_axes(axes: pd.DataFrame, ways: list[str], log: Axes, zero: Axes | None, faint: bool) -> None:
+def _plot_axes(axes: pd.DataFrame, ways: list[str], log: plt.Axes, zero: plt.Axes | None, faint: bool) -> None:
     dtypes = list(dict.fromkeys(axes["dtype"]))
     for row in axes[axes["way"].isin(ways)].itertuples():
         place = ways.index(row.way) + 0.26 * (dtypes.index(row.dtype) - (len(dtypes) - 1) / 2)
-        drawn = {"color": DTYPE_COLOURS[row.dtype], "marker": _DTYPE_MARKERS[row.dtype], "markersize": 5}
+        drawn = {"color": style.DTYPE_COLOURS[row.dtype], "marker": _DTYPE_MARKERS[row.dtype], "markersize": 5}
         drawn |= style.FAINT | {"markeredgewidth": 0} if faint else {}
         if row.kl.value == 0:
             zero.plot(0, place, **drawn)
@@ -38,7 +35,7 @@ def _plot_axes(axes: pd.DataFrame, ways: list[str], log: Axes, zero: Axes | None
             style.plot_estimate(log, row.kl, place, down_to=_LEAST, **drawn)
 
 
-def _break(zero: Axes, log: Axes) -> None:
+def _break(zero: plt.Axes, log: plt.Axes) -> None:
     """Set a zero beside a logarithmic axis, which has none, behind a break."""
     zero.set(xlim=(-1, 1), xticks=[0], xticklabels=["0"])
     zero.spines["right"].set_visible(False)
@@ -79,7 +76,7 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
     if zeros:
         _break(zero, log)
     log.set(xscale="log", xlabel="mean divergence (nats per token)")
-    log.xaxis.set_major_locator(LogLocator(numticks=7))
+    log.xaxis.set_major_locator(plt.LogLocator(numticks=7))
     return style.with_legend(fig, handles, 4)
 
 
@@ -87,7 +84,7 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
     """Draw how large margins are, and how likely a top-1 flip is at each."""
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 4.8), height_ratios=[2, 3])
     for dtype, rows in margins.groupby("dtype", sort=False):
-        colour, marker = DTYPE_COLOURS[dtype], _DTYPE_MARKERS[dtype]
+        colour, marker = style.DTYPE_COLOURS[dtype], _DTYPE_MARKERS[dtype]
         # The first bin goes down to 0, which a logarithmic axis puts infinitely far away.
         left = rows["low"].where(rows["low"] > 0, 0.5)
         for look in ({"fill": True, "alpha": 0.35}, {}):
@@ -108,14 +105,14 @@ def figure_margins(margins: pd.DataFrame) -> Figure:
 
 def figure_moved(table: pd.DataFrame) -> Figure:
     """Draw the share of texts that each change moves: filled where they are greedy, hollow where they are sampled."""
-    labels, dtypes = list(dict.fromkeys(table["label"])), [d for d in DTYPE_COLOURS if d in set(table["dtype"])]
+    labels, dtypes = list(dict.fromkeys(table["label"])), [d for d in style.DTYPE_COLOURS if d in set(table["dtype"])]
     lanes = [(choice, dtype) for choice in named.CHOICES for dtype in dtypes]
     lanes = [lane for lane in lanes if lane in set(zip(table["choice"], table["dtype"], strict=True))]
     fig, ax = style.rows([label.replace(", beside ", "\nbeside ") for label in labels], 0.9, 0.45, fontsize=8.5)
     for row in table.itertuples():
         place = labels.index(row.label) + 0.2 * (lanes.index((row.choice, row.dtype)) - (len(lanes) - 1) / 2)
-        look = {"color": DTYPE_COLOURS[row.dtype], "marker": _DTYPE_MARKERS[row.dtype], "markersize": 5, "linewidth": 1}
-        look |= {"markerfacecolor": "white"} if row.choice == named.SAMPLED else {}
+        look = {"color": style.DTYPE_COLOURS[row.dtype], "marker": _DTYPE_MARKERS[row.dtype], "markersize": 5}
+        look |= {"linewidth": 1} | ({"markerfacecolor": "white"} if row.choice == named.SAMPLED else {})
         style.plot_estimate(ax, scaled(row.estimate, 100), place, **look)
     ax.set(xlim=(-3, 103), xlabel="texts that the change moves (%)")
     handles = style.dtype_keys(dtypes, _DTYPE_MARKERS)
@@ -123,7 +120,7 @@ def figure_moved(table: pd.DataFrame) -> Figure:
     return style.with_legend(fig, handles, 4)
 
 
-def _plot_band(ax: Axes, x: pd.Series, found: pd.Series, **how) -> None:
+def _plot_band(ax: plt.Axes, x: pd.Series, found: pd.Series, **how) -> None:
     """Draw estimates as a curve with its interval; a logarithmic axis takes those above 0."""
     if kept := [(place, one) for place, one in zip(x, found, strict=True) if one.value > 0]:
         places, found = zip(*kept, strict=True)
@@ -132,11 +129,11 @@ def _plot_band(ax: Axes, x: pd.Series, found: pd.Series, **how) -> None:
         ax.fill_between(places, low, high, color=how["color"], alpha=0.12, linewidth=0)
 
 
-def _plot_snowball(ax: Axes, behind: pd.DataFrame) -> None:
+def _plot_snowball(ax: plt.Axes, behind: pd.DataFrame) -> None:
     # Before the limits are set: on a linear axis they would go below zero.
     ax.set_yscale("log")
     for dtype, rows in behind.groupby("dtype", sort=False):
-        rows, colour = rows.sort_values("offset"), DTYPE_COLOURS[dtype]
+        rows, colour = rows.sort_values("offset"), style.DTYPE_COLOURS[dtype]
         look = {"color": colour, "marker": "o"}
         _plot_band(ax, rows["offset"], rows["kl_forced"], linestyle="-", markerfacecolor=colour, **look)
         _plot_band(ax, rows["offset"], rows["kl_free"], linestyle="--", markerfacecolor="white", **look)
@@ -165,7 +162,7 @@ def figure_by_position(table: pd.DataFrame) -> Figure:
     top, *others = axes.flat
     for ax, dtype in zip(others, dtypes, strict=True):
         ax.sharey(others[0])
-        rows, colour = table[table["dtype"] == dtype], DTYPE_COLOURS[dtype]
+        rows, colour = table[table["dtype"] == dtype], style.DTYPE_COLOURS[dtype]
         _plot_band(top, rows["middle"], rows["kl_growth"], color=colour, **looks["drift_growth"][1])
         for column, (_, look) in looks.items():
             _plot_band(ax, rows["middle"], rows[column], color=colour, **look)
@@ -193,7 +190,7 @@ def figure_drift_and_snowball(positions: pd.DataFrame, behind: pd.DataFrame | No
     for (dtype, way), rows in positions.groupby(["dtype", "way"], sort=False):
         line, marker = looks[way]
         if rows["over_first"].notna().all():
-            look = {"color": DTYPE_COLOURS[dtype], "linestyle": line, "marker": marker}
+            look = {"color": style.DTYPE_COLOURS[dtype], "linestyle": line, "marker": marker}
             _plot_band(along, rows["middle"], rows["over_first"], **look)
     along.axhline(1, **style.REFERENCE)
     along.set(xlabel="position in the text (tokens)", ylabel="divergence / first quarter's", ylim=(0, None))

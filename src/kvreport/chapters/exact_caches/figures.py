@@ -6,11 +6,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 
 from kvreport.chapters.exact_caches.rows import EXACT, STOCK
 from kvreport.publishing import style
-from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
 _SHADES = LinearSegmentedColormap.from_list("identical", ["white", "#7ab8dc"])
@@ -26,7 +24,7 @@ def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
     return grid.loc[order, list(dict.fromkeys(shares["way"]))]
 
 
-def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.Figure:
     """Map the share of identical rows by model and way, from the frame of shares; the book's stands in brackets."""
     dtypes = list(dict.fromkeys(shares["dtype"]))
     grids = {dtype: _grid(shares, dtype) for dtype in dtypes}
@@ -46,7 +44,7 @@ def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> Figur
         ax.axhline(len(grid) - 1, color="black", linewidth=1)
         style.name_cells(ax, grid.index, fontsize=8.5)
         ax.set_xticks(np.arange(grid.shape[1]) + 0.5, [textwrap.fill(way, 9) for way in grid.columns], fontsize=8.5)
-        ax.set_title(DTYPES[dtype], loc="left", fontsize=10, fontweight="bold", color=DTYPE_COLOURS[dtype], pad=3)
+        ax.set_title(DTYPES[dtype], loc="left", fontsize=10, fontweight="bold", color=style.DTYPE_COLOURS[dtype], pad=3)
     return fig
 
 
@@ -54,13 +52,13 @@ def _whole(share: float) -> str:
     return "<1" if 0 < share < 0.5 else ">99" if 99.5 <= share < 100 else f"{share:.0f}"
 
 
-def figure_ladder(table: pd.DataFrame) -> Figure:
+def figure_ladder(table: pd.DataFrame) -> plt.Figure:
     """Draw share of identical rows and error for every rung."""
     rungs, dtypes = (list(dict.fromkeys(table[name])) for name in ("rung", "dtype"))
     fig, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(style.WIDTH, 3.4))
     for index, (dtype, rows) in enumerate(table.groupby("dtype", sort=False)):
         place = rows["rung"].map(rungs.index) + 0.18 * (index - (len(dtypes) - 1) / 2)
-        drawn = {"color": DTYPE_COLOURS[dtype], "marker": style.MARKERS[index], "linestyle": "", "markersize": 5}
+        drawn = {"color": style.DTYPE_COLOURS[dtype], "marker": style.MARKERS[index], "linestyle": "", "markersize": 5}
         left.plot(rows["share"], place, **drawn)
         stock = rows.loc[rows["rung"] == STOCK, "error"].iloc[0]
         right.plot(rows["error"] / stock, place, label=DTYPES[dtype], **drawn)

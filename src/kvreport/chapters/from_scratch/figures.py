@@ -5,8 +5,6 @@ A way keeps its colour and its marker through all figures.
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from kvreport.chapters.from_scratch import rows as names
 from kvreport.publishing import style
@@ -16,12 +14,8 @@ from kvreport.publishing.wording import DTYPES
 LINEAR_NATS = 0.02
 REFILL = "refill"
 LOOKS = {
-    names.WINDOW: (style.BLACK, "o"),
-    names.ABSOLUTE: (style.GREEN, "^"),
-    names.POSTED: (style.VERMILION, "s"),
-    names.REPLY: (style.PURPLE, "v"),
-    names.FORGOTTEN: (style.GREY, "D"),
-    REFILL: (style.BLUE, "D"),
+    names.WINDOW: (style.BLACK, "o"), names.ABSOLUTE: (style.GREEN, "^"), names.POSTED: (style.VERMILION, "s"),
+    names.REPLY: (style.PURPLE, "v"), names.FORGOTTEN: (style.GREY, "D"), REFILL: (style.BLUE, "D"),
 }
 
 
@@ -30,12 +24,12 @@ def _look(way: str) -> dict[str, str]:
     return {"color": colour, "marker": marker}
 
 
-def _plot_line(ax: Axes, places: pd.Series, estimates: pd.Series, **look) -> None:
+def _plot_line(ax: plt.Axes, places: pd.Series, estimates: pd.Series, **look) -> None:
     """Draw estimates with their intervals, joined by a line."""
     ax.errorbar(places, [one.value for one in estimates], yerr=style.ends(estimates), **{"linestyle": "-"} | look)
 
 
-def figure_steps(logits: pd.DataFrame) -> Figure:
+def figure_steps(logits: pd.DataFrame) -> plt.Figure:
     """Draw how far each way that ought to agree with its reference is from it at each step, a panel for each dtype."""
     block, groups = int(logits["block"].iloc[0]), list(logits.groupby("dtype", sort=False))
     fig, axes = style.panels(1, len(groups), 3.8, sharey=True)
@@ -55,7 +49,7 @@ def figure_steps(logits: pd.DataFrame) -> Figure:
     return style.with_legend(fig, axes[0][0].get_legend_handles_labels()[0], 2)
 
 
-def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: Axes) -> None:
+def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: plt.Axes) -> None:
     """Draw the loss of ways, or their gap to the window, by how much was read."""
     bounds = buckets[["read_from", "read_to"]].drop_duplicates().reset_index(drop=True)
     place = {end: at for at, end in enumerate(bounds["read_to"])}
@@ -71,7 +65,7 @@ def plot_buckets(buckets: pd.DataFrame, value: str, ways: tuple[str, ...], ax: A
     ax.set_xlabel("characters read")
 
 
-def figure_loss(buckets: pd.DataFrame) -> Figure:
+def figure_loss(buckets: pd.DataFrame) -> plt.Figure:
     """Draw every way's loss on the left, and on the right the gap to the window of those that lie close."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(style.WIDTH, 4.1))
     half = names.half_refill(int(buckets["block"].iloc[0]))
@@ -84,7 +78,7 @@ def figure_loss(buckets: pd.DataFrame) -> Figure:
     return style.with_legend(fig, list(keys.values()), 2)
 
 
-def figure_causes(causes: pd.DataFrame) -> Figure:
+def figure_causes(causes: pd.DataFrame) -> plt.Figure:
     """Draw the gap past the block under each change of the posted cache."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 0.9 + 0.38 * len(causes)))
     style.plot_estimates(causes, ax, reference=0.0, form="{:+.3f}")
@@ -93,7 +87,7 @@ def figure_causes(causes: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_sizes(sizes: pd.DataFrame) -> Figure:
+def figure_sizes(sizes: pd.DataFrame) -> plt.Figure:
     """Draw the gap past the block under each change, a marker for each of two sizes of model."""
     labels, models = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(labels)))
@@ -111,7 +105,7 @@ def figure_sizes(sizes: pd.DataFrame) -> Figure:
     return style.with_legend(fig, ax.get_legend_handles_labels()[0], 2)
 
 
-def figure_speed(speeds: pd.DataFrame) -> Figure:
+def figure_speed(speeds: pd.DataFrame) -> plt.Figure:
     """Draw how many times as long a step takes without a cache, by length, with the reply's factor marked."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.6))
     models = {names.TRAINED: ("trained model", style.BLUE), names.REPLYS_MODEL: ("reply's size", style.VERMILION)}
@@ -133,7 +127,7 @@ def figure_speed(speeds: pd.DataFrame) -> Figure:
     return style.with_legend(fig, [*keys, *(style.key(label, **look) for label, look in ways.values())], 2)
 
 
-def figure_cost(costs: pd.DataFrame) -> Figure:
+def figure_cost(costs: pd.DataFrame) -> plt.Figure:
     """Draw what each way loses past the block against what it costs there."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.0))
     refills = costs[costs["way"].str.startswith(REFILL)]

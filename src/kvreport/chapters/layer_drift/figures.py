@@ -9,16 +9,12 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift import tables
 from kvreport.publishing import style
-from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
 
@@ -27,33 +23,33 @@ def _drifting(rows: pd.DataFrame, column: str = "max_abs") -> pd.DataFrame:
     return rows[(rows["place"] == "hidden") & (rows["layer"] > 0) & (rows[column] > 0)].sort_values("layer")
 
 
-def _line(ax: Axes, x, y, dtype: str, published: bool, **more) -> None:
-    colour = DTYPE_COLOURS[dtype]
+def _line(ax: plt.Axes, x, y, dtype: str, published: bool, **more) -> None:
+    colour = style.DTYPE_COLOURS[dtype]
     look = {"linestyle": "--", "markerfacecolor": "white"} if published else {"linestyle": "-"}
     ax.plot(x, y, color=colour, **{"marker": "o", "markersize": 3.5, "linewidth": 1.2} | look | more)
 
 
-def _curves(ax: Axes, rows: pd.DataFrame, published: bool = False, intervals: bool = False, **look) -> None:
+def _curves(ax: plt.Axes, rows: pd.DataFrame, published: bool = False, intervals: bool = False, **look) -> None:
     """Draw the largest absolute difference by layer, a curve for each dtype."""
     for dtype, series in rows.groupby("dtype"):
         shown = _drifting(series)
         _line(ax, shown["layer"], shown["max_abs"], dtype, published, **look)
         if intervals:
             low = shown["low"].where(shown["low"] > 0, shown["max_abs"])
-            ax.fill_between(shown["layer"], low, shown["high"], color=DTYPE_COLOURS[dtype], alpha=0.2, linewidth=0)
+            ax.fill_between(shown["layer"], low, shown["high"], color=style.DTYPE_COLOURS[dtype], alpha=0.2, lw=0)
 
 
-def _panels(models: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
+def _panels(models: Sequence[str]) -> tuple[plt.Figure, dict[str, plt.Axes]]:
     """Make a panel for each model, one under the other, on one scale of values."""
     fig, axes = style.panels(len(models), 1, 0.7 + 2.9 * len(models), sharey=True)
     for ax, model in zip(axes[:, 0], models, strict=True):
         ax.set(yscale="log", xlabel="hidden state after layer", ylabel="largest absolute difference")
         ax.text(0.015, 0.97, model, transform=ax.transAxes, va="top", fontweight="bold")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(plt.MaxNLocator(integer=True))
     return fig, dict(zip(models, axes[:, 0], strict=True))
 
 
-def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[dict[str, str]]) -> Figure:
+def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[dict[str, str]]) -> plt.Figure:
     """Draw the largest absolute difference by layer, each model of a run's record beside the document's of its kind."""
     fig, axes = _panels([model["name"] for model in models])
     for model in models:
@@ -64,7 +60,7 @@ def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[d
     return style.with_legend(fig, style.solid_and_dashed(means["dtype"], "our run", "the issue"), 5)
 
 
-def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
+def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
     """Draw a run's drift by layer, a panel for each model; the published one stands faint behind it."""
     fig, axes = _panels(list(dict.fromkeys(means["model"])))
     faint = style.FAINT | {"marker": ""}
@@ -76,7 +72,7 @@ def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> Figure:
     return style.with_legend(fig, handles, 5)
 
 
-def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> None:
+def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: plt.Axes) -> None:
     """Draw every series over its own geometric mean against depth, so that only the shape is left.
 
     Layer 1, where drift begins, and the last one, after the final norm, are left out.
@@ -92,10 +88,10 @@ def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: Axes) -> None:
                     _line(ax, x, y, dtype, theirs, alpha=0.85, marker=marker)
     ax.set(yscale="log", xlabel="depth (layer / layers)", ylabel="drift / its geometric mean")
     ax.set_yticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_formatter(plt.NullFormatter())
 
 
-def plot_relative(means: pd.DataFrame, ax: Axes) -> None:
+def plot_relative(means: pd.DataFrame, ax: plt.Axes) -> None:
     """Draw the relative drift in units of the dtype's unit roundoff against depth, a marker for each model."""
     handles = []
     for index, (model, of_model) in enumerate(means.groupby("model", sort=False)):
@@ -110,7 +106,7 @@ def plot_relative(means: pd.DataFrame, ax: Axes) -> None:
     ax.legend(handles=handles, loc="best", fontsize=9)
 
 
-def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> Figure:
+def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> plt.Figure:
     """Draw shape and relative drift, one under the other."""
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(style.WIDTH, 6.2))
     plot_shape(means, published, top)
@@ -120,7 +116,7 @@ def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_laws(laws: pd.DataFrame) -> Figure:
+def figure_laws(laws: pd.DataFrame) -> plt.Figure:
     """Draw growth per layer and ratios between dtypes, the document's and ours, from `tables.laws`."""
     growth, ratios = (laws[laws["quantity"] == quantity] for quantity in (tables.GROWTH, tables.RATIO))
     fig, (top, bottom) = plt.subplots(
@@ -142,7 +138,7 @@ _STATES = ("bits equal", "token equal", "first different token", "after it")
 _STATE_COLOURS = (style.BLUE, style.SKY, style.VERMILION, "#e8e8e8")
 
 
-def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> None:
+def plot_greedy(greedy: pd.DataFrame, ax: plt.Axes) -> None:
     """Draw for every cached method and step whether bits or tokens equal those without a cache."""
     of = {method: own.set_index("step") for method, own in greedy.groupby("method")}
     uncached, methods = of[named.UNCACHED], named.METHODS[1:]
@@ -159,7 +155,7 @@ def plot_greedy(greedy: pd.DataFrame, ax: Axes) -> None:
     style.name_cells(ax, [method.removeprefix("cache, ") for method in methods], fontsize=9.5)
 
 
-def figure_greedy(greedy: pd.DataFrame) -> Figure:
+def figure_greedy(greedy: pd.DataFrame) -> plt.Figure:
     """Draw `plot_greedy` for every model and dtype, one under the other, of the first prompt."""
     groups = list(greedy[greedy["prompt"] == greedy["prompt"].iloc[0]].groupby(["model", "dtype"], sort=False))
     fig, axes = style.panels(len(groups), 1, 0.6 + 1.25 * len(groups), sharex=True)
@@ -174,20 +170,20 @@ def figure_greedy(greedy: pd.DataFrame) -> Figure:
     return style.with_legend(fig, handles, 2, "upper right", fontsize=9.5)
 
 
-def plot_mitigation(table: pd.DataFrame, column: str, ax: Axes) -> None:
+def plot_mitigation(table: pd.DataFrame, column: str, ax: plt.Axes) -> None:
     """Draw one quantity of every mitigation over stock's, a row a mitigation."""
     variants, dtypes = (list(dict.fromkeys(table[name])) for name in ("variant", "dtype"))
     for row in table.itertuples():
         shift = dtypes.index(row.dtype)
         place = variants.index(row.variant) + 0.24 * (shift - (len(dtypes) - 1) / 2)
-        look = {"color": DTYPE_COLOURS[row.dtype], "marker": style.MARKERS[shift]}
+        look = {"color": style.DTYPE_COLOURS[row.dtype], "marker": style.MARKERS[shift]}
         style.plot_estimate(ax, getattr(row, column), place, **look)
     ax.axvline(1, **style.REFERENCE)
     style.name_rows(ax, variants)
     ax.set_xlim(left=min(0, ax.get_xlim()[0]))
 
 
-def figure_mitigations(table: pd.DataFrame) -> Figure:
+def figure_mitigations(table: pd.DataFrame) -> plt.Figure:
     """Draw drift and time of a decode step under each mitigation, one under the other."""
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(style.WIDTH, 5.2))
     plot_mitigation(table, "drift_ratio", top)

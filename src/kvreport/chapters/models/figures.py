@@ -7,18 +7,13 @@ language model's loss is another quantity, so its line is thin.
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
 from kvreport.publishing import style
 
 LINES = {
-    "gpt2": (style.BLUE, "-"),
-    "llama": (style.VERMILION, "-"),
-    "qwen2": (style.BLACK, "--"),
-    "smollm2": (style.VERMILION, ":"),
-    "mpt": (style.GREEN, "-"),
-    "falcon": (style.PURPLE, "--"),
+    "gpt2": (style.BLUE, "-"), "llama": (style.VERMILION, "-"), "qwen2": (style.BLACK, "--"),
+    "smollm2": (style.VERMILION, ":"), "mpt": (style.GREEN, "-"), "falcon": (style.PURPLE, "--"),
     "roberta": (style.GREY, "-."),
 }
 BASELINES = {"unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": "xz -9"}
@@ -33,7 +28,7 @@ def spread(places: np.ndarray, gap: float) -> np.ndarray:
     return moved
 
 
-def figure_curves(curves: pd.DataFrame, scores: pd.DataFrame) -> Figure:
+def figure_curves(curves: pd.DataFrame, scores: pd.DataFrame) -> plt.Figure:
     """Draw every family's training loss against the tokens seen, its held-out score at the end, and the baselines."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 4.2))
     first, last, top = curves["tokens"].min(), curves["tokens"].max(), (0.9, 4.6)

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.publishing import style, wording
-from kvreport.publishing.style import DTYPE_COLOURS
 
 
-def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
+def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> plt.Figure:
     """Draw the share of differing first-layer keys against the second part's query length, a panel a processor."""
     table = table[table["variant"] == named.POSTED].sort_values("rows_fed", kind="stable")
     looks = {
@@ -24,7 +21,7 @@ def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
     fig, axes = style.panels(1, len(processors), 3.6, sharex=True, sharey=True)
     for ax, processor in zip(axes[0], processors, strict=True):
         for (model, dtype), rows in table[table["processor"] == processor].groupby(["model", "dtype"]):
-            ax.plot(rows["rows_fed"], rows["share"], color=DTYPE_COLOURS[dtype], **looks[model])
+            ax.plot(rows["rows_fed"], rows["share"], color=style.DTYPE_COLOURS[dtype], **looks[model])
         for row in published.itertuples():
             ax.plot(row.rows_fed, row.share, color=style.GREY, markersize=7, **looks[row.model] | hollow)
         ax.set_xscale("log", base=2)
@@ -40,7 +37,7 @@ def figure_first_layer(table: pd.DataFrame, published: pd.DataFrame) -> Figure:
 _PARTS = {"response": {"marker": "o", "linestyle": "-"}, "prompt": {"marker": "s", "linestyle": ":"}}
 
 
-def figure_layers(curves: pd.DataFrame) -> Figure:
+def figure_layers(curves: pd.DataFrame) -> plt.Figure:
     """Draw share and size of the difference against the layer, one column a model, from `tables.by_layer`."""
     models = list(dict.fromkeys(curves["model"]))
     fig, axes = style.panels(2, len(models), 4.6, sharex="col", sharey="row")
@@ -49,7 +46,7 @@ def figure_layers(curves: pd.DataFrame) -> Figure:
     means = curves.groupby(["model", "dtype", "part", "layer"])[quantities].mean().reset_index("layer")
     for (top, bottom), model in zip(axes.T, models, strict=True):
         for (dtype, part), rows in means.loc[model].groupby(["dtype", "part"], sort=False):
-            look = _PARTS[part] | {"color": DTYPE_COLOURS[dtype], "linewidth": 1.2, "markersize": 3.5}
+            look = _PARTS[part] | {"color": style.DTYPE_COLOURS[dtype], "linewidth": 1.2, "markersize": 3.5}
             positive = rows[rows["relative_roundoffs"] > 0]
             top.plot(rows["layer"], rows["share"], **look)
             bottom.plot(positive["layer"], positive["relative_roundoffs"], **look)
@@ -68,8 +65,8 @@ _BOOK = style.FAINT | {"linestyle": "-"}
 
 
 def _shares(
-    rows: Iterable[str], series: Mapping[str, tuple[str, str]], of: str, *keys: Line2D
-) -> tuple[Figure, Axes, Callable[[str, str], float]]:
+    rows: Iterable[str], series: Mapping[str, tuple[str, str]], of: str, *keys: plt.Line2D
+) -> tuple[plt.Figure, plt.Axes, Callable[[str, str], float]]:
     """Name a figure's rows and series, by colour and marker; the last returned tells where a share is drawn."""
     labels, names = list(dict.fromkeys(rows)), list(series)
     fig, ax = style.rows(labels, 1.2, 0.4, fontsize=9)
@@ -79,7 +76,7 @@ def _shares(
     return fig, ax, lambda row, name: labels.index(row) + 0.6 * ((names.index(name) + 0.5) / len(names) - 0.5)
 
 
-def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.Figure:
     """Draw the share of runs with equal tokens for every case and dtype, and faintly the published ones."""
     table = table.assign(row=table["case"] + ", " + table["dtype"])
     keys = [] if book is None else [style.key("the book", **_BOOK)]
@@ -97,7 +94,7 @@ def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> Fi
     return fig
 
 
-def figure_cuts(table: pd.DataFrame) -> Figure:
+def figure_cuts(table: pd.DataFrame) -> plt.Figure:
     """Draw the share of cuts that change the ids by place, one marker a vocabulary, from `tables.cuts`."""
     vocabularies = dict.fromkeys(table["tokenizer"])
     looks = dict(zip(vocabularies, zip(style.PALETTE, style.MARKERS, strict=False), strict=False))

@@ -5,8 +5,6 @@ Colour and marker are the kind of cache; hollow is published or eager.
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from kvreport.chapters.static_cache import rows
 from kvreport.publishing import style
@@ -21,15 +19,15 @@ def _look(cache: str, hollow: bool) -> dict[str, str]:
     return {"color": colour, "marker": marker, "markerfacecolor": "white" if hollow else colour}
 
 
-def _kinds() -> list[Line2D]:
+def _kinds() -> list[plt.Line2D]:
     return [style.key(kind, colour, marker=marker, **_MARK) for kind, (colour, marker) in _KINDS.items()]
 
 
-def _hollow(what: str) -> Line2D:
+def _hollow(what: str) -> plt.Line2D:
     return style.key(what, marker="o", markerfacecolor="white", **_MARK)
 
 
-def figure_published(beside: pd.DataFrame) -> Figure:
+def figure_published(beside: pd.DataFrame) -> plt.Figure:
     """Draw the document's tokens a second beside this run's `generate`, a line a device."""
     devices = list(dict.fromkeys(beside["device"]))
     fig, ax = style.rows(devices, 1.1, 0.5)
@@ -43,7 +41,7 @@ def figure_published(beside: pd.DataFrame) -> Figure:
     return style.with_legend(fig, [*_kinds(), _hollow("published")], 4, "upper right")
 
 
-def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
+def figure_grid(table: pd.DataFrame, limit: float) -> plt.Figure:
     """Draw tokens a second of every way, and the memory limit, from `tables.speeds`."""
     shown = table.sort_values("speed", key=lambda column: column.map(lambda e: e.value)).reset_index(drop=True)
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(shown)))
@@ -60,7 +58,7 @@ def figure_grid(table: pd.DataFrame, limit: float) -> Figure:
     return style.with_legend(fig, handles, 5, "upper right", columnspacing=1)
 
 
-def figure_length(steps: pd.DataFrame) -> Figure:
+def figure_length(steps: pd.DataFrame) -> plt.Figure:
     """Draw the time of a step against the number of tokens, from `tables.steps`."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.9))
     for way, some in steps.groupby(["cache", "compiled", "one_row", "large_pages"], sort=False):
@@ -79,7 +77,7 @@ def figure_length(steps: pd.DataFrame) -> Figure:
     return style.with_legend(fig, ax.get_lines(), 2)
 
 
-def figure_batches(found: pd.DataFrame) -> Figure:
+def figure_batches(found: pd.DataFrame) -> plt.Figure:
     """Draw the time of a step against its context, a panel a dtype and a line a batch, from `rows.contexts`."""
     dtypes = list(found["dtype"].unique())
     fig, axes = style.panels(1, len(dtypes), 3.4, sharey=True)
@@ -98,7 +96,7 @@ def figure_batches(found: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> Figure:
+def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
     """Draw ways of the loop over its eager dynamic one, from `tables.gains`; the book's stand faint behind."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.38 * len(book)))
     ways = list(dict.fromkeys([*book["way"], *gains["way"]]))

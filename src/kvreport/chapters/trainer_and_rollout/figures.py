@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import style
 
 
-def figure_mismatch(table: pd.DataFrame) -> Figure:
+def figure_mismatch(table: pd.DataFrame) -> plt.Figure:
     """Draw how far trainer and rollout are apart, a row a comparison and a marker a population of texts."""
     names, texts = list(dict.fromkeys(table["compared"])), list(dict.fromkeys(table["texts"]))
     fig, ax = style.rows(names, 1.2, 0.34, fontsize=9)
@@ -36,7 +35,7 @@ def _span(shares: Sequence[float]) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def figure_ways(table: pd.DataFrame) -> Figure:
+def figure_ways(table: pd.DataFrame) -> plt.Figure:
     """Draw how far both sides are apart in every way; beside each, the share of tokens outside [0.9, 1.1]."""
     fig, ax = style.rows(list(table["compared"]), 1.1, 0.3, fontsize=9)
     for place, row in enumerate(table.itertuples()):
@@ -51,7 +50,7 @@ def figure_ways(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_sequences(table: pd.DataFrame) -> Figure:
+def figure_sequences(table: pd.DataFrame) -> plt.Figure:
     """Draw the effective sample size by length: seen, truncated, and expected of independent tokens."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
     looks = {named.BF16: (style.VERMILION, "s"), named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}

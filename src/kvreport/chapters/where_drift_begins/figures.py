@@ -11,11 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection, QuadMesh
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.publishing import style
@@ -29,7 +27,7 @@ _QUERIES = {named.ONE_ROW: (style.VERMILION, "o", -0.16), named.ALL_ROWS: (style
 _LONG_NAME = 9
 
 
-def _plot_shares(ax: Axes, grid: pd.DataFrame, left: float = 0, **look) -> QuadMesh:
+def _plot_shares(ax: plt.Axes, grid: pd.DataFrame, left: float = 0, **look) -> QuadMesh:
     """Draw a map of shares, its rows from the top down; white is none, and a share that rounds to none is not white."""
     edges = np.arange(grid.shape[1] + 1) + left, np.arange(len(grid) + 1)
     look = {"edgecolors": "#dddddd", "linewidth": 0.3} | look
@@ -38,7 +36,7 @@ def _plot_shares(ax: Axes, grid: pd.DataFrame, left: float = 0, **look) -> QuadM
     return mesh
 
 
-def _plot_words(ax: Axes, grid: pd.DataFrame, say: Callable[[float], str], linewidth: float) -> QuadMesh:
+def _plot_words(ax: plt.Axes, grid: pd.DataFrame, say: Callable[[float], str], linewidth: float) -> QuadMesh:
     """Draw a map of shares, with what is said of each in its cell."""
     words = grid.map(say, na_action="ignore")
     look = {"cmap": "Blues", "vmin": 0, "vmax": 1, "cbar": False, "linewidths": linewidth, "linecolor": "#dddddd"}
@@ -52,7 +50,7 @@ def _plot_words(ax: Axes, grid: pd.DataFrame, say: Callable[[float], str], linew
     return ax.collections[0]
 
 
-def _colour_bar(fig: Figure, mesh: QuadMesh, axes: list[Axes], label: str) -> None:
+def _colour_bar(fig: plt.Figure, mesh: QuadMesh, axes: list[plt.Axes], label: str) -> None:
     bar = fig.colorbar(mesh, ax=axes, location="top", shrink=0.6, aspect=30, pad=0.02)
     bar.set_ticks([0, 0.5, 1], labels=["0", "½", "all"])
     bar.set_label(label, fontsize=9.5)
@@ -60,7 +58,7 @@ def _colour_bar(fig: Figure, mesh: QuadMesh, axes: list[Axes], label: str) -> No
     bar.outline.set_linewidth(0.5)
 
 
-def figure_operations(shares: pd.DataFrame) -> Figure:
+def figure_operations(shares: pd.DataFrame) -> plt.Figure:
     """Draw layers against operations, in the order in which they run, for every dtype of the first model."""
     first = shares.iloc[0]
     of_first = shares[(shares["model"] == first["model"]) & (shares["attention"] == first["attention"])]
@@ -90,7 +88,7 @@ def _short(model: str, attention: str) -> str:
     return name + "\neager" * (attention == "eager" and model != "mpt")
 
 
-def figure_kinds(shares: pd.DataFrame) -> Figure:
+def figure_kinds(shares: pd.DataFrame) -> plt.Figure:
     """Draw kinds of operation against models, for every dtype and both passes of a cached step.
 
     Kinds that never differ are left out.
@@ -114,7 +112,7 @@ def figure_kinds(shares: pd.DataFrame) -> Figure:
     return fig
 
 
-def _plot_gemm(ax: Axes, states: pd.DataFrame) -> None:
+def _plot_gemm(ax: plt.Axes, states: pd.DataFrame) -> None:
     """Draw the number of rows against K."""
     places = states.assign(place=states["state"].map(named.STATES.index))
     grid = places.pivot(index="inner_size", columns="rows", values="place")
@@ -124,7 +122,7 @@ def _plot_gemm(ax: Axes, states: pd.DataFrame) -> None:
     ax.hlines(np.arange(1, len(grid)), edges[0], edges[-1], color="white", linewidth=1)
     for place, (_, hatch) in enumerate(_STATES.values()):
         if hatch:
-            cells = [Rectangle((edges[column], row), 1, 1) for row, column in np.argwhere(grid == place)]
+            cells = [plt.Rectangle((edges[column], row), 1, 1) for row, column in np.argwhere(grid == place)]
             look = {"facecolor": "none", "edgecolor": _HATCH_COLOUR, "hatch": hatch, "linewidth": 0}
             ax.add_collection(PatchCollection(cells, **look))
     style.name_cells(ax, grid.index)
@@ -134,7 +132,7 @@ def _plot_gemm(ax: Axes, states: pd.DataFrame) -> None:
     ax.set_xticks([], minor=True)
 
 
-def figure_gemm(states: pd.DataFrame) -> Figure:
+def figure_gemm(states: pd.DataFrame) -> plt.Figure:
     """Draw `_plot_gemm` for every dtype and number of threads, one under the other."""
     groups = list(states.groupby(["dtype", "threads"], sort=False))
     height = 0.32 + 0.19 * states["inner_size"].nunique()
@@ -151,7 +149,7 @@ def figure_gemm(states: pd.DataFrame) -> Figure:
     return style.with_legend(fig, handles, 2, "upper left", fontsize=9.5, columnspacing=1, handlelength=1.6)
 
 
-def figure_lengths(shares: pd.DataFrame) -> Figure:
+def figure_lengths(shares: pd.DataFrame) -> plt.Figure:
     """Draw for every length in how many texts bits differ: two strips for each dtype and attention."""
     strips = {
         f"{attention}, {DTYPES[dtype]}: {what}": of.set_index("n_tokens")[what]
@@ -170,7 +168,7 @@ def figure_lengths(shares: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_forms(shares: pd.DataFrame) -> Figure:
+def figure_forms(shares: pd.DataFrame) -> plt.Figure:
     """Draw forms of the attention against numbers of keys, for every kernel (down) and dtype (across)."""
     kernels, dtypes = (shares[name].unique() for name in ("kernel", "dtype"))
     fig, axes = style.panels(len(kernels), len(dtypes), 1.6 + 2 * len(kernels), sharex=True, sharey=True)
@@ -187,7 +185,7 @@ def figure_forms(shares: pd.DataFrame) -> Figure:
     return fig
 
 
-def figure_factorial(table: pd.DataFrame) -> Figure:
+def figure_factorial(table: pd.DataFrame) -> plt.Figure:
     """Draw the drift by who wrote the cache, for every dtype (down) and length (across); a drift of 0 is hollow."""
     dtypes, lengths = (table[name].unique() for name in ("dtype", "n_tokens"))
     fig, axes = style.panels(len(dtypes), len(lengths), 1.1 + 1.25 * len(dtypes), sharey=True, sharex="row")

@@ -7,15 +7,10 @@ import itertools
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, INDEPENDENT, LEAST_EXPLAINED
 from kvreport.publishing import style
-from kvreport.publishing.style import DTYPE_COLOURS
 from kvreport.publishing.wording import DTYPES
 
 # Of a ratio's axis, by the most that it may span.
@@ -29,13 +24,13 @@ _PATHS = {
 }
 
 
-def _pair(ax: Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 1.0) -> None:
-    drawn = {"color": DTYPE_COLOURS[dtype], "marker": "o", "linewidth": 1.2}
+def _pair(ax: plt.Axes, x: pd.Series, rows: pd.DataFrame, dtype: str, unit: float = 1.0) -> None:
+    drawn = {"color": style.DTYPE_COLOURS[dtype], "marker": "o", "linewidth": 1.2}
     ax.plot(x, rows["error_full"] / unit, linestyle="--", markersize=6, markerfacecolor="white", **drawn)
     ax.plot(x, rows["error"] / unit, linestyle="-", markersize=3, **drawn)
 
 
-def figure_layers(layers: pd.DataFrame) -> Figure:
+def figure_layers(layers: pd.DataFrame) -> plt.Figure:
     """Draw the error of both paths against the layer, on the first model, with the reference's own error far below."""
     # An error of zero, as after most embeddings, has no place on a logarithmic axis.
     first = layers[(layers["model"] == layers["model"].iloc[0]) & (layers["error"] > 0)]
@@ -51,7 +46,7 @@ def figure_layers(layers: pd.DataFrame) -> Figure:
             at = own["layer"].iloc[-1], own["error"].iloc[-1]
             style.note(ax, label, at, (0, shift), ha="right", color=plt.rcParams["text.color"])
     ax.set(yscale="log", xlabel="hidden state after layer (last: logits)", ylabel="relative error")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(plt.MaxNLocator(integer=True))
     return style.with_legend(fig, style.solid_and_dashed(cached["dtype"], "cached", "no cache"), 5)
 
 
@@ -62,7 +57,7 @@ def _labels(table: pd.DataFrame) -> dict[tuple[str, str], str]:
     return {(m, dtype): f"{m.rpartition('/')[2]}, {DTYPES[dtype]}" if several else DTYPES[dtype] for m, dtype in pairs}
 
 
-def _plot_paths(table: pd.DataFrame, column: str, ax: Axes) -> None:
+def _plot_paths(table: pd.DataFrame, column: str, ax: plt.Axes) -> None:
     labels = _labels(table)
     for row in table[table["path"].isin(_PATHS) & table[column].notna()].itertuples():
         style.plot_estimate(ax, getattr(row, column), _place(labels, row), zorder=3, **_PATHS[row.path])
@@ -73,11 +68,11 @@ def _place(labels: dict[tuple[str, str], str], row) -> float:
     return list(labels).index((row.model, row.dtype)) + (-0.17 if row.path == CACHED else 0.17)
 
 
-def _path_handles() -> list[Line2D]:
-    return [Line2D([], [], linestyle="", label=path, **look) for path, look in _PATHS.items()]
+def _path_handles() -> list[plt.Line2D]:
+    return [plt.Line2D([], [], linestyle="", label=path, **look) for path, look in _PATHS.items()]
 
 
-def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame | None = None) -> Figure:
+def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.Figure:
     """Draw each path's error over the uncached one's, each text as a tick; the book's estimates stand faint behind."""
     labels = _labels(series)
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.4 + 0.5 * len(labels)))
@@ -102,13 +97,13 @@ def figure_ratios(series: pd.DataFrame, texts: pd.DataFrame, book: pd.DataFrame 
     return style.with_legend(fig, handles, 3)
 
 
-def figure_shared(layers: pd.DataFrame) -> Figure:
+def figure_shared(layers: pd.DataFrame) -> plt.Figure:
     """Draw the correlation of the two paths' errors, and the drift over the error, against depth."""
     cached = layers[(layers["path"] == CACHED) & layers["correlation"].notna()]
     markers = dict(zip(dict.fromkeys(cached["model"]), itertools.cycle(style.MARKERS), strict=False))
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(style.WIDTH, 5.4))
     for (model, dtype), rows in cached.groupby(["model", "dtype"], sort=False):
-        drawn = {"color": DTYPE_COLOURS[dtype], "marker": markers[model], "markersize": 3.5, "linewidth": 1}
+        drawn = {"color": style.DTYPE_COLOURS[dtype], "marker": markers[model], "markersize": 3.5, "linewidth": 1}
         drawn |= {"linestyle": "-"}
         depth = layers.loc[layers["model"] == model, "layer"].max()
         top.plot(rows["layer"] / depth, rows["correlation"], **drawn)
@@ -124,7 +119,7 @@ def figure_shared(layers: pd.DataFrame) -> Figure:
     return style.with_legend(fig, handles, 6, columnspacing=1.2)
 
 
-def figure_positions(positions: pd.DataFrame) -> Figure:
+def figure_positions(positions: pd.DataFrame) -> plt.Figure:
     """Draw the first model's error along the text, in units of each dtype's unit roundoff."""
     first = positions[positions["model"] == positions["model"].iloc[0]]
     cached = first[(first["path"] == CACHED) & (first["error"] > 0) & (first["error_full"] > 0)]
@@ -135,7 +130,7 @@ def figure_positions(positions: pd.DataFrame) -> Figure:
     return style.with_legend(fig, style.solid_and_dashed(cached["dtype"], "cached", "no cache"), 5)
 
 
-def figure_shift(shift: pd.DataFrame) -> Figure:
+def figure_shift(shift: pd.DataFrame) -> plt.Figure:
     """Draw what of the difference from the uncached pass has a direction."""
     fig, axes = plt.subplots(1, 3, sharey=True, figsize=(style.WIDTH, 1.6 + 0.36 * len(_labels(shift))))
     least = LEAST_EXPLAINED
@@ -149,5 +144,5 @@ def figure_shift(shift: pd.DataFrame) -> Figure:
         ax.set_xlabel(label)
         reach = max(1.6 * band, *map(abs, ax.get_xlim()))
         ax.set_xlim(-reach, reach)
-        ax.xaxis.set_major_locator(MaxNLocator(3))
+        ax.xaxis.set_major_locator(plt.MaxNLocator(3))
     return style.with_legend(fig, _path_handles(), 2)
