@@ -252,8 +252,9 @@ def test_control_positions_off_by_one_on_a_cache_are_far_from_fp64_to_the_end_of
 
 
 def test_each_way_past_a_window_scores_what_a_model_says_that_sees_those_tokens(settings, subject):
-    model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
-    rows = pd.DataFrame(sliding_windows.follow(model, text))
+    sample = long_contexts.texts(settings)[2]
+    model, text = subject.baseline.model, subject.tensor([sample.ids])
+    rows = pd.DataFrame(sliding_windows.follow(subject, sample))
     losses = {way: of.set_index("read_from")["nll"] for way, of in rows.groupby("way")}
     # 48 tokens: four pieces of 6 to a window.
     ids, targets = text[:, :-1], text[0, 1:]
@@ -274,9 +275,8 @@ def test_each_way_past_a_window_scores_what_a_model_says_that_sees_those_tokens(
 
 
 def test_control_a_cache_that_forgets_nothing_reads_the_whole_text(settings, subject, monkeypatch):
-    model, text = subject.baseline.model, subject.tensor([long_contexts.texts(settings)[2].ids])
     monkeypatch.setattr(sliding_windows, "_forget", lambda _cache, kept, _n_tokens: kept)
-    rows = pd.DataFrame(sliding_windows.follow(model, text)).set_index("way")
+    rows = pd.DataFrame(sliding_windows.follow(subject, long_contexts.texts(settings)[2])).set_index("way")
     for way in named.FORGETTING:
         assert rows.loc[way, "nll"].tolist() == pytest.approx(rows.loc[named.WHOLE, "nll"].tolist(), rel=1e-5)
 
@@ -441,7 +441,7 @@ def test_every_cell_that_is_planned_writes_every_prompt_in_both_dtypes(usage):
     counts = usage["usage_factorial"].groupby(["dtype", *named.Cell._fields]).size()
     assert len(counts) == 2 * len(list(named.planned())) == 2 * 16
     assert set(counts) == {10}
-    assert all(any(why(cell) for why in named.NO_SENSE.values()) != named.sensible(cell) for cell in named.cells())
+    assert all(any(why(cell) for why in named.NO_SENSE.values()) == bool(named.why_not(cell)) for cell in named.cells())
 
 
 def test_in_fp32_no_change_moves_a_text_and_each_is_held_against_the_cell_without_it(usage):

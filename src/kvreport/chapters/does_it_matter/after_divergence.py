@@ -56,8 +56,7 @@ def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) ->
 
 
 def follow(
-    subject: variants.Subject, prompt: torch.Tensor, path: list[int], steps: int, token: int,
-    choose: writing.Chooser,
+    subject: variants.Subject, prompt: torch.Tensor, path: list[int], steps: int, token: int, choose: writing.Chooser,
 ) -> Rows:
     """Compare a path with the one that takes another token at a step."""
     model, length = subject.baseline.model, prompt.shape[1]

@@ -36,12 +36,7 @@ def inputs(settings: DoesItMatterSettings) -> Inputs:
 def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Follow the drift along every text."""
     samples = variants.texts(settings, settings.n_long, length(settings))
-    for dtype in settings.dtypes:
-        subject = variants.Subject(settings, dtype)
-        units = {f"{dtype}|{sample.index}": sample for sample in samples}
-        for unit, sample in writer.pending(units, f"drift along the text, {dtype}: text"):
-            about = subject.about | {"sample": sample.index, "source": sample.source}
-            writer.append(unit, [about | row for row in follow(subject, sample)])
+    variants.follow_all(settings, writer, samples, "drift along the text", follow)
 
 
 def follow(subject: variants.Subject, sample: corpus.Sample) -> Rows:
@@ -52,20 +47,19 @@ def follow(subject: variants.Subject, sample: corpus.Sample) -> Rows:
     # What is fed first is a sixteenth too: everything after it is on a cache.
     size = max(1, n_tokens // BINS)
     begins = range(size, n_tokens, size)[: BINS - 1]
-    with torch.inference_mode():
-        baseline = next(variants.whole(subject.baseline.model, ids, size)).logits
-        for way in variants.possible(subject.baseline.model, VARIANTS):
-            kl, flips = torch.zeros(2, n_tokens, dtype=torch.float64)
-            for piece in subject.pieces(way, ids, size):
-                rows = slice(piece.start, piece.start + len(piece.logits))
-                found = predictions.compare(baseline[rows], piece.logits, targets[rows])
-                kl[rows], flips[rows] = found.kl.cpu(), found.flip.cpu()
-            for place, begin in enumerate(begins, 1):
-                end = n_tokens if begin == begins[-1] else begin + size
-                yield {
-                    "way": way.name, "bin": place, "read_from": begin, "read_to": end, "n_tokens": end - begin,
-                    "kl": sum(kl[begin:end].tolist()) / (end - begin), "flips": int(flips[begin:end].sum()),
-                }
+    baseline = next(variants.whole(subject.baseline.model, ids, size)).logits
+    for way in variants.possible(subject.baseline.model, VARIANTS):
+        kl, flips = torch.zeros(2, n_tokens, dtype=torch.float64)
+        for piece in subject.pieces(way, ids, size):
+            rows = slice(piece.start, piece.start + len(piece.logits))
+            found = predictions.compare(baseline[rows], piece.logits, targets[rows])
+            kl[rows], flips[rows] = found.kl.cpu(), found.flip.cpu()
+        for place, begin in enumerate(begins, 1):
+            end = n_tokens if begin == begins[-1] else begin + size
+            yield {
+                "way": way.name, "bin": place, "read_from": begin, "read_to": end, "n_tokens": end - begin,
+                "kl": sum(kl[begin:end].tolist()) / (end - begin), "flips": int(flips[begin:end].sum()),
+            }
 
 
 def work(settings: DoesItMatterSettings) -> Work:

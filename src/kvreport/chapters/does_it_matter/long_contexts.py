@@ -8,6 +8,7 @@ Rows, one a (model, dtype, sample, way, bin of positions): see ``data/README.md`
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
@@ -51,40 +52,38 @@ def inputs(settings: DoesItMatterSettings) -> Inputs:
 
 def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Read every text without a cache, on caches and in fp64."""
-    samples = texts(settings)
-    for dtype in settings.dtypes:
-        subject = variants.Subject(settings, dtype)
-        units = {f"{dtype}|{sample.index}": sample for sample in samples}
-        reference = fp64_reference.in_double_precision(subject.baseline.model)
-        for unit, sample in writer.pending(units, f"long contexts, {dtype}: text"):
-            about = subject.about | {"sample": sample.index, "source": sample.source, "length": len(sample.ids)}
-            rows = follow(subject.baseline.model, reference, subject.tensor([sample.ids]))
-            writer.append(unit, [about | row for row in rows])
+    # A dtype's copy goes with the next one's.
+    copy = functools.lru_cache(1)(fp64_reference.in_double_precision)
+
+    def rows_of(subject: variants.Subject, sample: corpus.Sample) -> Rows:
+        model = subject.baseline.model
+        return follow(model, copy(model), subject.tensor([sample.ids]))
+
+    variants.follow_all(settings, writer, texts(settings), "long contexts", rows_of)
 
 
 def follow(model: PreTrainedModel, reference: PreTrainedModel, text: torch.Tensor) -> Rows:
     """Hold each cached pass along one text against the one without a cache and the reference, bin by bin."""
     ids, targets = text[:, :-1], text[0, 1:]
     piece = min(named.PIECE, text.shape[1] // 4)
-    with torch.inference_mode():
-        with widened(torch.float64):
-            true = states(reference, ids)
-        full = states(model, ids)
-        for way, kind in named.LONG_WAYS.items():
-            cache = caches.make(kind, model.config, ids.shape[1])
-            cached = torch.cat([states(model, part, past_key_values=cache) for part in ids.split(piece, 1)])
-            for place, (begin, end, at) in enumerate(bins(piece, ids.shape[1])):
-                whole, pieces = (model.get_output_embeddings()(read[at]) for read in (full, cached))
-                exact = reference.get_output_embeddings()(true[at])
-                pairs = ((whole, pieces), (exact, whole), (exact, pieces))
-                drift, of_full, of_cached = (predictions.compare(*pair, targets[at]) for pair in pairs)
-                errors = fp64_reference.errors(exact, whole, pieces, pooled=True)
-                yield {
-                    "way": way, "bin": place, "read_from": begin, "read_to": end, "n_tokens": len(at),
-                    "kl": drift.kl.mean().item(), "kl_full": of_full.kl.mean().item(),
-                    "kl_cached": of_cached.kl.mean().item(), "flips": int(drift.flip.sum()),
-                    "error_full": errors.first.item(), "error": errors.second.item(), "drift": errors.apart.item(),
-                }
+    with widened(torch.float64):
+        true = states(reference, ids)
+    full = states(model, ids)
+    for way, kind in named.LONG_WAYS.items():
+        cache = caches.make(kind, model.config, ids.shape[1])
+        cached = torch.cat([states(model, part, past_key_values=cache) for part in ids.split(piece, 1)])
+        for place, (begin, end, at) in enumerate(bins(piece, ids.shape[1])):
+            whole, pieces = (model.get_output_embeddings()(read[at]) for read in (full, cached))
+            exact = reference.get_output_embeddings()(true[at])
+            pairs = ((whole, pieces), (exact, whole), (exact, pieces))
+            drift, of_full, of_cached = (predictions.compare(*pair, targets[at]) for pair in pairs)
+            errors = fp64_reference.errors(exact, whole, pieces, pooled=True)
+            yield {
+                "length": text.shape[1], "way": way, "bin": place, "read_from": begin, "read_to": end,
+                "n_tokens": len(at), "kl": drift.kl.mean().item(), "kl_full": of_full.kl.mean().item(),
+                "kl_cached": of_cached.kl.mean().item(), "flips": int(drift.flip.sum()),
+                "error_full": errors.first.item(), "error": errors.second.item(), "drift": errors.apart.item(),
+            }
 
 
 def bins(first: int, n_tokens: int) -> Iterator[tuple[int, int, torch.Tensor]]:

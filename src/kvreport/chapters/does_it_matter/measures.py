@@ -215,8 +215,7 @@ DIVERGENCE_GROWTH, DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
     )
     for name, column in (
         (BY_POSITION.name, "kl"), ("drift between the two passes", "drift"),
-        ("error of the cached pass against fp64", "error"),
-        ("error of the uncached pass against fp64", "error_full"),
+        ("error of the cached pass against fp64", "error"), ("error of the uncached pass against fp64", "error_full"),
     )
 )
 MOST_DIVERGENCE = BY_POSITION.alike(

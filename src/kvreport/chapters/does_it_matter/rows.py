@@ -118,15 +118,15 @@ def cells() -> list[Cell]:
     return list(map(Cell._make, itertools.product(CHOICES, BATCHES, PADDINGS, CACHES)))
 
 
-def sensible(cell: Cell) -> bool:
-    """Tell whether a cell makes sense."""
-    return not any(has(cell) for has in NO_SENSE.values())
+def why_not(cell: Cell) -> str:
+    """Say why a cell makes no sense; empty where it does."""
+    return next((why for why, has in NO_SENSE.items() if has(cell)), "")
 
 
 def counts(factorial: pd.DataFrame) -> tuple[int, int]:
     """Count the cells that were run, and those that make sense, over all dtypes."""
     run = len(factorial[["dtype", *Cell._fields]].drop_duplicates())
-    return run, factorial["dtype"].nunique() * sum(map(sensible, cells()))
+    return run, factorial["dtype"].nunique() * sum(not why_not(cell) for cell in cells())
 
 
 def planned() -> Iterator[Cell]:
@@ -134,7 +134,7 @@ def planned() -> Iterator[Cell]:
 
     Without a cache each token costs a pass over the text, so that is written greedily alone.
     """
-    for cell in filter(sensible, cells()):
+    for cell in itertools.filterfalse(why_not, cells()):
         greedy = cell.choice == GREEDY
         padded_batch = cell.batch == EIGHT and cell.padding == LEFT and cell.cache in (DYNAMIC, PREALLOCATED)
         if (len(cell.changes) <= 1 and (greedy or cell.cache != NO_CACHE)) or (greedy and padded_batch):
@@ -195,14 +195,12 @@ def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
             inside = part[part["ulps"].between(low, high, inclusive="left")]
             # Where there is none, what is expected is that of the bin's middle.
             margins = inside["ulps"].to_numpy() if len(inside) else np.array([np.sqrt(low * high) or high / 2])
-            table.append(
-                {
-                    "dtype": dtype, "low": low, "high": high, "tokens": len(inside),
-                    "share_of_margins": len(inside) / len(part), "flips": int(inside["flip"].sum()),
-                    "seen": estimates.share_of_rows(inside, inside["flip"] > 0)[0] if len(inside) else None,
-                    "predicted": overtaken(margins, loss),
-                }
-            )
+            table.append({
+                "dtype": dtype, "low": low, "high": high, "tokens": len(inside),
+                "share_of_margins": len(inside) / len(part), "flips": int(inside["flip"].sum()),
+                "seen": estimates.share_of_rows(inside, inside["flip"] > 0)[0] if len(inside) else None,
+                "predicted": overtaken(margins, loss),
+            })
     return pd.DataFrame(table)
 
 

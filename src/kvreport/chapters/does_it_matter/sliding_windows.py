@@ -12,6 +12,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook.measuring import predictions
+from kvbook.models import corpus
 from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import long_contexts, variants
 from kvreport.chapters.does_it_matter import rows as named
@@ -27,34 +28,28 @@ def inputs(settings: DoesItMatterSettings) -> Inputs:
 
 def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Read every text whole, in windows and on caches."""
-    samples = long_contexts.texts(settings)
-    for dtype in settings.dtypes:
-        subject = variants.Subject(settings, dtype)
-        units = {f"{dtype}|{sample.index}": sample for sample in samples}
-        for unit, sample in writer.pending(units, f"sliding windows, {dtype}: text"):
-            about = subject.about | {"sample": sample.index, "source": sample.source, "length": len(sample.ids)}
-            writer.append(unit, [about | row for row in follow(subject.baseline.model, subject.tensor([sample.ids]))])
+    variants.follow_all(settings, writer, long_contexts.texts(settings), "sliding windows", follow)
 
 
-def follow(model: PreTrainedModel, text: torch.Tensor) -> Rows:
+def follow(subject: variants.Subject, sample: corpus.Sample) -> Rows:
     """Score one text past its first window in every way, each held against the window that is read anew."""
+    model, text = subject.baseline.model, subject.tensor([sample.ids])
     ids, targets = text[:, :-1], text[0, 1:]
     piece = min(named.PIECE, text.shape[1] // (2 * named.PIECES))
     window = named.PIECES * piece
-    with torch.inference_mode():
-        read = {named.WHOLE: states(model, ids)}
-        read |= {way: _kept(model, ids, piece, kept) for way, kept in named.FORGETTING.items()}
-        ends = range(window + piece, len(targets) + piece, piece)
-        anew = (states(model, ids[:, end - window : end])[window - piece :] for end in ends)
-        read[named.ANEW] = torch.cat([states(model, ids[:, :window]), *anew])
-        for place, (begin, end, at) in enumerate(long_contexts.bins(window, len(targets))):
-            logits = {way: model.get_output_embeddings()(found[at]) for way, found in read.items()}
-            for way, others in logits.items():
-                found = predictions.compare(logits[named.ANEW], others, targets[at])
-                yield {
-                    "way": way, "bin": place, "read_from": begin, "read_to": end, "n_tokens": len(at),
-                    "kl": found.kl.mean().item(), "nll": (found.nll - found.dlogp).mean().item(),
-                }
+    read = {named.WHOLE: states(model, ids)}
+    read |= {way: _kept(model, ids, piece, kept) for way, kept in named.FORGETTING.items()}
+    ends = range(window + piece, len(targets) + piece, piece)
+    anew = (states(model, ids[:, end - window : end])[window - piece :] for end in ends)
+    read[named.ANEW] = torch.cat([states(model, ids[:, :window]), *anew])
+    for place, (begin, end, at) in enumerate(long_contexts.bins(window, len(targets))):
+        logits = {way: model.get_output_embeddings()(found[at]) for way, found in read.items()}
+        for way, others in logits.items():
+            found = predictions.compare(logits[named.ANEW], others, targets[at])
+            yield {
+                "length": text.shape[1], "way": way, "bin": place, "read_from": begin, "read_to": end,
+                "n_tokens": len(at), "kl": found.kl.mean().item(), "nll": (found.nll - found.dlogp).mean().item(),
+            }
 
 
 def _kept(model: PreTrainedModel, ids: torch.Tensor, piece: int, kept: slice) -> torch.Tensor:

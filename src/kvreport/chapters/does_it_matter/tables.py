@@ -3,6 +3,7 @@
 Intervals are bootstraps over files (see `kvbook.measuring.estimates`), since tokens of one text resemble each other.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -63,15 +64,11 @@ def quantized(found: Found) -> pd.DataFrame:
     """
     table = joined(measures.IN_FEW_BITS, found)
     fewest = table["bits"].map(lambda bits: bits.value).groupby(table["way"]).transform("min")
-    return _by_dtype(
-        table.loc[fewest.sort_values(ascending=False, kind="stable").index],
-        {
-            "bits": lambda row: f"{row.bits.value:.4g}",
-            "divergence": lambda row: spread(row.divergence),
-            "moved (%)": lambda row: _whole_percent(row.outside),
-            "perplexity": lambda row: row.perplexity.text("{:#.3g}" if row.perplexity.value < 100 else "{:,.0f}"),
-        },
-    ).rename(columns={"change": "cache"})
+    return _by_dtype(table.loc[fewest.sort_values(ascending=False, kind="stable").index], {
+        "bits": lambda row: f"{row.bits.value:.4g}", "divergence": lambda row: spread(row.divergence),
+        "moved (%)": lambda row: _whole_percent(row.outside),
+        "perplexity": lambda row: row.perplexity.text("{:#.3g}" if row.perplexity.value < 100 else "{:,.0f}"),
+    }).rename(columns={"change": "cache"})
 
 
 def partings(found: Found) -> pd.DataFrame:
@@ -83,16 +80,13 @@ def partings(found: Found) -> pd.DataFrame:
     for dtype, way in dict.fromkeys((dtype, way) for dtype, _, way in together):
         fixed = dtype, way
         ties = tied.get(fixed, pd.Series(dtype=bool))
-        table.append(
-            {
-                "change": way, "dtype": DTYPES[dtype],
-                # Not every way and dtype reads the fixed texts.
-                "flips (%)": _cell(flipped, fixed, _percent),
-                "flips, expected (%)": _cell(expected, fixed, _small_percent),
-                **{f"equal, {of} (%)": _cell(together, (dtype, of, way), _whole_percent) for of in rows.CHOICES},
-                "at a tie": "" if way == rows.OTHER_DTYPE else f"{int(ties.sum())} of {len(ties)}",
-            }
-        )
+        # Not every way and dtype reads the fixed texts.
+        table.append({
+            "change": way, "dtype": DTYPES[dtype], "flips (%)": _cell(flipped, fixed, _percent),
+            "flips, expected (%)": _cell(expected, fixed, _small_percent),
+            **{f"equal, {of} (%)": _cell(together, (dtype, of, way), _whole_percent) for of in rows.CHOICES},
+            "at a tie": "" if way == rows.OTHER_DTYPE else f"{int(ties.sum())} of {len(ties)}",
+        })
     return pd.DataFrame(table)
 
 
@@ -126,10 +120,8 @@ def moved_grid(table: pd.DataFrame) -> pd.DataFrame:
 def cells(found: Found) -> pd.DataFrame:
     """Count the cells of the factorial: those that make no sense, by the reason, those that were run, and the rest."""
     run, sensible = rows.counts(found["usage_factorial"])
-    n_dtypes, left, table = found["usage_factorial"]["dtype"].nunique(), rows.cells(), []
-    for why, has in rows.NO_SENSE.items():
-        table.append((f"makes no sense: {why}", n_dtypes * sum(map(has, left))))
-        left = [cell for cell in left if not has(cell)]
+    n_dtypes, first = found["usage_factorial"]["dtype"].nunique(), Counter(map(rows.why_not, rows.cells()))
+    table = [(f"makes no sense: {why}", n_dtypes * first[why]) for why in rows.NO_SENSE]
     table += [("was run", run), ("makes sense, and was not run", sensible - run)]
     return pd.DataFrame(table, columns=["what became of it", "combinations"])
 
@@ -177,26 +169,19 @@ def snowball(found: Found) -> pd.DataFrame | None:
 
 def axes_grid(table: pd.DataFrame) -> pd.DataFrame:
     """Lay the middle of the distributions out for a reader: a row a change, three columns a dtype, all cells text."""
-    return _by_dtype(
-        table,
-        {
-            "divergence": lambda row: spread(row.kl),
-            "same top-1 (%)": lambda row: _percent(row.same_top),
-            "perplexity (%)": lambda row: change(row.perplexity_ratio),
-        },
-    )
+    return _by_dtype(table, {
+        "divergence": lambda row: spread(row.kl), "same top-1 (%)": lambda row: _percent(row.same_top),
+        "perplexity (%)": lambda row: change(row.perplexity_ratio),
+    })
 
 
 def tails_grid(table: pd.DataFrame) -> pd.DataFrame:
     """Lay the tails and the other decisions out for a reader: a row a change, three columns a dtype, all cells text."""
-    return _by_dtype(
-        table,
-        {
-            "99 % below": lambda row: spread(row.kl_99),
-            "true token (points)": lambda row: _small(100 * row.rms_delta_p.value),
-            "same decision (%)": lambda row: _percent(row.same_decision),
-        },
-    )
+    return _by_dtype(table, {
+        "99 % below": lambda row: spread(row.kl_99),
+        "true token (points)": lambda row: _small(100 * row.rms_delta_p.value),
+        "same decision (%)": lambda row: _percent(row.same_decision),
+    })
 
 
 def _by_dtype(table: pd.DataFrame, cells: Mapping[str, Callable]) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from kvbook.errors import UserError
 from kvbook.measuring import caches, rounded_caches
 from kvbook.models import corpus, loading, lowbit, placement
 from kvbook.runs import samples
-from kvbook.runs.experiment import Inputs
+from kvbook.runs.experiment import Inputs, Rows, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
@@ -273,6 +273,20 @@ class Subject:
 def texts(settings: DoesItMatterSettings, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
     """Cut the texts; often one token more than is read."""
     return samples.prompts(settings, settings.corpus, n_samples, n_tokens, "n_tokens or longest")
+
+
+def follow_all(
+    settings: DoesItMatterSettings, writer: Writer, samples: list[corpus.Sample], label: str,
+    follow: Callable[[Subject, corpus.Sample], Rows],
+) -> None:
+    """Follow every text in every dtype; a text is a unit."""
+    for dtype in settings.dtypes:
+        subject = Subject(settings, dtype)
+        units = {f"{dtype}|{sample.index}": sample for sample in samples}
+        for unit, sample in writer.pending(units, f"{label}, {dtype}: text"):
+            about = subject.about | {"sample": sample.index, "source": sample.source}
+            with torch.inference_mode():
+                writer.append(unit, [about | row for row in follow(subject, sample)])
 
 
 def groups(texts: list[corpus.Sample]) -> list[list[corpus.Sample]]:
