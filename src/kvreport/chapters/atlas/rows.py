@@ -68,28 +68,17 @@ def architectures(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a line for each architecture: its row, as the atlas makes it, and what is counted of it."""
     verdict = pd.Series([table.verdict(row) for row in rows], dtype=object)
     switched = pd.Series([invariant(row) for row in rows], dtype=object)
-    return pd.DataFrame(
-        {
-            "architecture": [row["architecture"] for row in rows],
-            "row": rows,
-            "enough": len(rows) >= _ENOUGH,
-            "verdict": verdict,
-            "ran": verdict != "does not run",
-            "judged": verdict.isin(table.JUDGED),
-            "sound": verdict.isin((table.EXACT, table.ROUNDING)),
-            "bug": verdict == table.BUG,
-            "raises": verdict == table.RAISES,
-            "invariant": switched,
-            "tried": switched.notna(),
-            "exact": switched == table.EXACT,
-            "refused": switched == REFUSED,
-            "different": switched == DIFFERENT,
-            "undeclared": [row.get(STATIC) == table.BUG and not table.is_declared(row, STATIC) for row in rows],
-            "elsewhere": [any(row.get(path) == table.BUG for path in PATHS if path != STATIC) for row in rows],
-            "croppable": [row.get(CROPPED) in (table.EXACT, table.ROUNDING) for row in rows],
-            "recurrent": ["recurrent state" in str(row.get(f"{CROPPED}, not tried")) for row in rows],
-        }
-    )
+    return pd.DataFrame({
+        "architecture": [row["architecture"] for row in rows], "row": rows, "enough": len(rows) >= _ENOUGH,
+        "verdict": verdict, "ran": verdict != "does not run", "judged": verdict.isin(table.JUDGED),
+        "sound": verdict.isin((table.EXACT, table.ROUNDING)), "bug": verdict == table.BUG,
+        "raises": verdict == table.RAISES, "invariant": switched, "tried": switched.notna(),
+        "exact": switched == table.EXACT, "refused": switched == REFUSED, "different": switched == DIFFERENT,
+        "undeclared": [row.get(STATIC) == table.BUG and not table.is_declared(row, STATIC) for row in rows],
+        "elsewhere": [any(row.get(path) == table.BUG for path in PATHS if path != STATIC) for row in rows],
+        "croppable": [row.get(CROPPED) in (table.EXACT, table.ROUNDING) for row in rows],
+        "recurrent": ["recurrent state" in str(row.get(f"{CROPPED}, not tried")) for row in rows],
+    })
 
 
 def paths(architectures: pd.DataFrame) -> pd.DataFrame:

@@ -16,8 +16,7 @@ COLUMNS = (
     f"{WHOLE}, tokens fed", "dtypes left out",
     *(f"first {what}, {dtype}" for dtype in SWITCHED for what in ("operation", "kind")),
     *(f"{path}, row-invariant {dtype}" for dtype in SWITCHED for path in invariance.SWITCHED_PATHS),
-    *(f"row-invariant {dtype} left out" for dtype in SWITCHED),
-    "row_invariant",
+    *(f"row-invariant {dtype} left out" for dtype in SWITCHED), "row_invariant",
 )
 
 

@@ -25,8 +25,7 @@ def outcomes(architectures: pd.DataFrame) -> pd.DataFrame:
     found = {CACHED: architectures["verdict"], INVARIANT: architectures["invariant"]}
     counted = [
         {"question": question, "outcome": outcome, "architectures": int((found[question] == outcome).sum())}
-        for question, known in OUTCOMES.items()
-        for outcome in known
+        for question, known in OUTCOMES.items() for outcome in known
     ]
     return pd.DataFrame(counted).query("architectures > 0").reset_index(drop=True)
 
@@ -90,15 +89,13 @@ def survey(rows: Rows) -> pd.DataFrame:
         remarks += [] if invariant(row) in (None, table.EXACT) else [row["row_invariant"]]
         left = ", ".join(row.get("dtypes left out", ()))
         remark = "; ".join(filter(None, (*remarks, left and f"not in {left}")))
-        found.append(
-            {
-                "architecture": row["architecture"], "verdict": table.verdict(row),
-                "whole prompt cached": row.get(WHOLE, "not tried").removeprefix("prompt "),
-                "row-invariant": invariant(row) or "not tried", "first operation, fp32": _operation(row, "float32"),
-                "first operation, bf16": _operation(row, "bfloat16"), "drift, fp64": _drift(row, "float64"),
-                "remark": remark,
-            }
-        )
+        found.append({
+            "architecture": row["architecture"], "verdict": table.verdict(row),
+            "whole prompt cached": row.get(WHOLE, "not tried").removeprefix("prompt "),
+            "row-invariant": invariant(row) or "not tried", "first operation, fp32": _operation(row, "float32"),
+            "first operation, bf16": _operation(row, "bfloat16"), "drift, fp64": _drift(row, "float64"),
+            "remark": remark,
+        })
     return pd.DataFrame(found)
 
 
@@ -117,11 +114,9 @@ def bugs(rows: Rows) -> pd.DataFrame:
 
 def compared(against: pd.DataFrame) -> pd.DataFrame:
     """Lay a run's verdicts out beside the published ones."""
-    return pd.DataFrame(
-        {
-            "architecture": against["architecture"], "verdict, published": against["verdict, published"],
-            "verdict, this run": against["verdict"], "row-invariant, published": against["invariant, published"],
-            "row-invariant, this run": against["invariant"],
-            "outcome": against["differs"].map({True: "differs", False: "agrees"}),
-        }
-    )
+    return pd.DataFrame({
+        "architecture": against["architecture"], "verdict, published": against["verdict, published"],
+        "verdict, this run": against["verdict"], "row-invariant, published": against["invariant, published"],
+        "row-invariant, this run": against["invariant"],
+        "outcome": against["differs"].map({True: "differs", False: "agrees"}),
+    })

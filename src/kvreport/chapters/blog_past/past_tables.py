@@ -135,12 +135,10 @@ def compare(full: torch.Tensor, split: torch.Tensor, alone: torch.Tensor) -> Row
     drift, decision = agreement.drift(full, split), agreement.decision(full, split)
     difference = (full.double() - split.double()).abs()
     row = {
-        "max_abs": drift.max_abs.item(),
-        "relative_rms": drift.relative_rms.item(),
+        "max_abs": drift.max_abs.item(), "relative_rms": drift.relative_rms.item(),
         # Logits may be shifted by any constant: their spread is the scale that a softmax sees.
         "relative_spread": (drift.rms / full.double().std()).item(),
-        "alone_max_abs": agreement.drift(alone, split).max_abs.item(),
-        "top1_flip": int(decision.top1_flip),
+        "alone_max_abs": agreement.drift(alone, split).max_abs.item(), "top1_flip": int(decision.top1_flip),
         "kl_nats": decision.kl_nats,
     }
     # A logit of exactly zero has no relative difference.

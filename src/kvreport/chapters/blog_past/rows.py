@@ -37,14 +37,11 @@ def roundoffs(rows: pd.DataFrame) -> pd.Series:
 def _texts(run: Run) -> pd.DataFrame:
     rows = run.rows
     return rows.assign(
-        roundoffs=roundoffs(rows),
-        precision=rows["quantization"].map(BITS),
+        roundoffs=roundoffs(rows), precision=rows["quantization"].map(BITS),
         depth=[f"{layers} layer{'s' * (layers != 1)}" for layers in rows["layers"]],
         # In one layer nothing lies above the keys that a later token would have changed.
-        deep=rows["layers"] > 1,
-        trained=~rows["weights"].isin(["stand-in", "untrained"]),
-        held_share=rows["held"] / (rows["n_tokens"] - 1),
-        alone=rows["alone_max_abs"] == 0,
+        deep=rows["layers"] > 1, trained=~rows["weights"].isin(["stand-in", "untrained"]),
+        held_share=rows["held"] / (rows["n_tokens"] - 1), alone=rows["alone_max_abs"] == 0,
         not_alone=rows["alone_max_abs"] > 0,
     )
 
@@ -59,8 +56,7 @@ def published_tables() -> pd.DataFrame:
     return pd.DataFrame(
         {"family": table["family"], "quantization": table["quantization"], "statistic": name}
         | {column: table[column][index] for column in ("without", "with", "absolute", "relative")}
-        for table in documents.published(DOCUMENT)["tables"]
-        for index, name in enumerate(statistics())
+        for table in documents.published(DOCUMENT)["tables"] for index, name in enumerate(statistics())
     )
 
 

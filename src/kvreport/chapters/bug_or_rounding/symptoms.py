@@ -154,8 +154,7 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Rows:
             for symptom, ids, reference, other in (
                 (rows.WITHIN, within, window.read(within), posted[block - 1]),
                 (rows.PAST_BLOCK, long, window.read(long), posted[-1]),
-                (rows.REPLY, long, window.read(long), reply[-1]),
-                (rows.LAST_ONLY, prompt, whole, last_only),
+                (rows.REPLY, long, window.read(long), reply[-1]), (rows.LAST_ONLY, prompt, whole, last_only),
             ):
                 drift = _drift(reference[0], other[0])
                 yield about | _row(rows.SCRATCH, symptom, text.source, text.index, ids.shape[1], drift)

@@ -11,12 +11,10 @@ def who_reports(counted: pd.DataFrame) -> pd.DataFrame:
     """List every symptom that counts as reported, with its place and what is known of its cause."""
     found = counted[counted["whose"] == rows.REPORTED]
     cause = found["inferred"].map({True: "inferred", False: "shown"}).where(found["bug"], "")
-    return pd.DataFrame(
-        {
-            "document": found["document"], "where": found["place"], "symptom": found["symptom"].map(rows.named),
-            "what it is": found["kind"], "cause": cause, "n": found["files"],
-        }
-    )
+    return pd.DataFrame({
+        "document": found["document"], "where": found["place"], "symptom": found["symptom"].map(rows.named),
+        "what it is": found["kind"], "cause": cause, "n": found["files"],
+    })
 
 
 def advice() -> list[dict[str, str]]:
@@ -33,11 +31,8 @@ def decisions(verdicts: pd.DataFrame) -> pd.DataFrame:
         # What is bitwise identical on some texts may round on others.
         if not kinds <= ({"rounding", "exact"} if line["kind"] == "rounding" else {line["kind"]}):
             cause, remedy = "this run does not show why", "Run `kvbook check` on your model"
-        table.append(
-            {
-                "your symptom": line["seen"],
-                "what it is": f"**{', '.join(sorted(kinds)) or 'not run'}**: {cause}",
-                "what to do": f"{remedy}. See {line['evidence']}.",
-            }
-        )
+        table.append({
+            "your symptom": line["seen"], "what it is": f"**{', '.join(sorted(kinds)) or 'not run'}**: {cause}",
+            "what to do": f"{remedy}. See {line['evidence']}.",
+        })
     return pd.DataFrame(table)

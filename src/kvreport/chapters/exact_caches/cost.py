@@ -40,8 +40,7 @@ def measure(settings: ExactCachesSettings, _made_of: Inputs, writer: Writer) -> 
         order = ARITHMETICS[:: 1 if repeat % 2 else -1]
         rows = [
             {"repeat": repeat, "source": repeat, "sample": repeat, "arithmetic": arithmetic}
-            | turn(model, ids, settings, arithmetic)
-            for arithmetic in order
+            | turn(model, ids, settings, arithmetic) for arithmetic in order
         ]
         if repeat >= 0:
             writer.append(unit, rows)

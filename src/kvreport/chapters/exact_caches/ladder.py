@@ -19,11 +19,8 @@ from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Attention implementation and invariant parts of every rung; None is torch's own arithmetic.
 RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
-    named.STOCK: (None, None),
-    named.EAGER: ("eager", None),
-    named.ATTENTION: (None, ("attention",)),
-    named.PRODUCTS: (None, ("products",)),
-    named.BOTH: (None, ("products", "attention")),
+    named.STOCK: (None, None), named.EAGER: ("eager", None), named.ATTENTION: (None, ("attention",)),
+    named.PRODUCTS: (None, ("products",)), named.BOTH: (None, ("products", "attention")),
     named.ALL: (None, exact.PARTS),
 }
 

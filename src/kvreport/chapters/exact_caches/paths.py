@@ -86,8 +86,7 @@ def against(reference: torch.Tensor, logits: torch.Tensor) -> Row:
     """Compare rows of logits bit for bit."""
     equal = (reference == logits).all(-1)
     return {
-        "rows": len(equal),
-        "equal_rows": int(equal.sum()),
+        "rows": len(equal), "equal_rows": int(equal.sum()),
         "max_abs": (reference.double() - logits.double()).abs().max().item(),
         "flips": int((reference.argmax(-1) != logits.argmax(-1)).sum()),
     }

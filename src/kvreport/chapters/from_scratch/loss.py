@@ -52,8 +52,7 @@ def places(block: int, n_blocks: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     half, each = block // 2, min(PLACES_IN_BLOCK // 2, block // 2)
     return [
-        start + 1 + place
-        for start in range(0, n_blocks * block, half)
+        start + 1 + place for start in range(0, n_blocks * block, half)
         for place in sorted(torch.randperm(half, generator=generator)[:each].tolist())
     ]
 

@@ -33,8 +33,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
         of_logits = layer == last
         yield {
             "place": "logits" if of_logits else "hidden", "layer": layer,
-            **{name: column[layer] for name, column in drift.items()},
-            **(said if of_logits else dict.fromkeys(said)),
+            **{name: column[layer] for name, column in drift.items()}, **(said if of_logits else dict.fromkeys(said)),
         }
 
 

@@ -36,16 +36,14 @@ def by_length(found: Found) -> pd.DataFrame:
     logits = found["logits at all lengths"]
     logits = logits[logits["model"] == logits["model"].iloc[0]]
     shares = measures.IDENTICAL_AT_ALL_LENGTHS.table(found).set_index(["tokens", "dtype"])["estimate"]
-    return pd.DataFrame(
-        [
-            {
-                "tokens": tokens, "dtype": DTYPES[dtype],
-                "bitwise identical": f"{of['identical'].sum()} of {of['sample'].nunique()}",
-                "share": shares[tokens, dtype].text(), "mean relative drift": f"{of['relative_rms'].mean():.2g}",
-            }
-            for (tokens, dtype), of in logits.groupby(["tokens", "dtype"], sort=False)
-        ]
-    )
+    return pd.DataFrame([
+        {
+            "tokens": tokens, "dtype": DTYPES[dtype],
+            "bitwise identical": f"{of['identical'].sum()} of {of['sample'].nunique()}",
+            "share": shares[tokens, dtype].text(), "mean relative drift": f"{of['relative_rms'].mean():.2g}",
+        }
+        for (tokens, dtype), of in logits.groupby(["tokens", "dtype"], sort=False)
+    ])
 
 
 def divergence_grid(table: pd.DataFrame) -> pd.DataFrame:

@@ -55,8 +55,7 @@ def inputs(settings: ModelsSettings) -> Inputs:
         raise UserError(f"model = {settings.model!r} names no model: use 'all', or names with commas between them")
     models = [
         loading.identify(name, weights, settings.seed) | {"asked_for": name}
-        for name in progress.track(asked, label="models: found")
-        for weights in weights_of(settings, name)
+        for name in progress.track(asked, label="models: found") for weights in weights_of(settings, name)
     ]
     return {"models": models}
 

@@ -32,8 +32,7 @@ def architectures() -> pd.DataFrame:
             "positions": family.positions, **_shape(sources.configuration(architecture)),
             "parameters": architecture.parameters,
         }
-        for family in registry.families().values()
-        for architecture in family.architectures
+        for family in registry.families().values() for architecture in family.architectures
     )
 
 
@@ -52,14 +51,12 @@ def stand_ins() -> pd.DataFrame:
     rows = []
     for name in sources.families_with("stand-in"):
         facts, family = loading.standin_facts(name), registry.families()[name]
-        rows.append(
-            {
-                "family": family.title, **_shape(loading.config_of(name)), "positions": family.positions,
-                "tokenizer": facts["tokenizer"], "objective": facts["objective"], "parameters": facts["parameters"],
-                **facts["held_out_bits_per_byte"], "held-out files": facts["held_out"]["files"],
-                "trained tokens": facts["trained_tokens"],
-            }
-        )
+        rows.append({
+            "family": family.title, **_shape(loading.config_of(name)), "positions": family.positions,
+            "tokenizer": facts["tokenizer"], "objective": facts["objective"], "parameters": facts["parameters"],
+            **facts["held_out_bits_per_byte"], "held-out files": facts["held_out"]["files"],
+            "trained tokens": facts["trained_tokens"],
+        })
     return pd.DataFrame(rows)
 
 
@@ -81,12 +78,10 @@ def curves() -> pd.DataFrame:
     for name in sources.families_with("stand-in"):
         facts, log = loading.standin_facts(name), pd.read_csv(paths.STANDINS / name / "training_log.csv")
         per_nat = bits_per_byte(1.0, facts["held_out"]["tokens"], facts["held_out"]["bytes"])
-        table = pd.DataFrame(
-            {
-                "family": registry.families()[name].title, "name": name, "masked": facts["objective"] != CAUSAL,
-                "step": log["step"], "tokens": (log["step"] + 1) * facts["recipe"]["tokens_per_step"],
-                "loss_nats": log["loss_nats"], "bits_per_byte": smoothed(log["loss_nats"].to_numpy()) * per_nat,
-            }
-        )
+        table = pd.DataFrame({
+            "family": registry.families()[name].title, "name": name, "masked": facts["objective"] != CAUSAL,
+            "step": log["step"], "tokens": (log["step"] + 1) * facts["recipe"]["tokens_per_step"],
+            "loss_nats": log["loss_nats"], "bits_per_byte": smoothed(log["loss_nats"].to_numpy()) * per_nat,
+        })
         tables.append(table.iloc[np.unique(np.geomspace(1, len(log), _POINTS).round().astype(int)) - 1])
     return pd.concat(tables, ignore_index=True)

@@ -24,8 +24,7 @@ _COUNTS = {"parameters": lambda count: f"{count / 1e6:,.{1 if count < 1e8 else 0
 FORMATS = {
     "tab-models-documents": _COUNTS,
     "tab-models-memory": dict.fromkeys(STORED, lambda n: f"{n / GIB:.{1 if n >= GIB else 2}f}"),
-    "tab-models-stand-ins": _COUNTS,
-    "tab-models-bits": dict.fromkeys(_SCORES.values(), "{:.2f}"),
+    "tab-models-stand-ins": _COUNTS, "tab-models-bits": dict.fromkeys(_SCORES.values(), "{:.2f}"),
     "tab-models-samples": {"text": as_code, "probability": "{:.2f}"},
 }
 

@@ -181,8 +181,7 @@ CHECKS = {
     ),
     "precision-explains": claim(
         other_cause(every(FINE, "above", HALF), every(CONTINUED_IDS, "below", HALF)),
-        reproduced(every(FINE, "below", HALF), every(COARSE, "above", HALF)),
-        refuted(every(FINE, "above", HALF)),
+        reproduced(every(FINE, "below", HALF), every(COARSE, "above", HALF)), refuted(every(FINE, "above", HALF)),
         unseen="the thread's own prompts do not show its symptom in the vocabulary that was run",
         missing=lambda found: "" if FINE(found) else "0 prompts whose ids leave the prefix's in this vocabulary",
         beside=_rounding,

@@ -60,8 +60,7 @@ def _keys_and_values(run: Run) -> pd.DataFrame:
     rows = run.rows
     return rows.assign(
         share=rows["n_differing"] / rows["n_elements"],
-        relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF),
-        deep=rows["layer"] > 0,
+        relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF), deep=rows["layer"] > 0,
     )
 
 
@@ -79,8 +78,7 @@ def _continuations(posted: Run, questions: Run | None) -> pd.DataFrame:
     found = found.merge(uncached, on=prompt, suffixes=("", "_uncached"))
     equal = found["tokens"] == found["tokens_uncached"]
     return found.assign(
-        equal=equal, differs=~equal,
-        mismatch=found["shared_tokens"] < found["prefix_tokens"],
+        equal=equal, differs=~equal, mismatch=found["shared_tokens"] < found["prefix_tokens"],
         fed_again=found["fed_tokens"] == found["prompt_tokens"],
         finest=found["dtype"] == min(found["dtype"].unique(), key=UNIT_ROUNDOFF.__getitem__),
     )
@@ -136,8 +134,7 @@ def _tokenizer_boundaries(run: Run) -> pd.DataFrame:
     lost = run.rows["prefix_tokens"] - run.rows["shared_tokens"]
     rows = run.rows.assign(changes=run.rows["safe"] == 0, lost=lost)
     return pd.concat(
-        part
-        for _, of in rows.groupby("tokenizer", sort=False)
+        part for _, of in rows.groupby("tokenizer", sort=False)
         for part in (of.assign(place=ANYWHERE), *(of[of["place"] == place] for place in PLACES))
     )
 

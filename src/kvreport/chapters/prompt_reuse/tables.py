@@ -24,14 +24,12 @@ def counts(found: Found) -> pd.DataFrame:
     # In any dtype and variant there are as many.
     sizes = found["first_layer"].groupby(["shape", "rows_fed", "dtype", "variant"])["n_elements"].sum()
     ours = [sizes[count.hub_id, count.response_tokens].iloc[0] for count in counts.itertuples()]
-    return pd.DataFrame(
-        {
-            "model": counts["hub_id"].map(named.short), "published": counts["elements"],
-            "elements per token": per_token, "tokens": counts["elements"] / per_token,
-            "prompt": counts["prompt_tokens"], "response": counts["response_tokens"], "elements": ours,
-            "published, differing": counts["differing"],
-        }
-    )
+    return pd.DataFrame({
+        "model": counts["hub_id"].map(named.short), "published": counts["elements"],
+        "elements per token": per_token, "tokens": counts["elements"] / per_token,
+        "prompt": counts["prompt_tokens"], "response": counts["response_tokens"], "elements": ours,
+        "published, differing": counts["differing"],
+    })
 
 
 def first_layer(each: Iterable[Found]) -> pd.DataFrame:

@@ -58,8 +58,7 @@ def inputs(settings: PromptReuseSettings) -> Inputs:
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
     return {
         "tokenizers": {style: fingerprint.of_file(file) for style, file in _SHIPPED.items()},
-        "models": split_keys.identities(settings),
-        "corpus": corpus.describe(settings.corpus),
+        "models": split_keys.identities(settings), "corpus": corpus.describe(settings.corpus),
     }
 
 
@@ -78,12 +77,10 @@ def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> N
             whole, *parts = tokenizer([text, *(text[:cut] for cut in cuts)], add_special_tokens=False)["input_ids"]
             for cut, part in zip(cuts, parts, strict=True):
                 shared = caches.shared_length(part, whole)
-                rows.append(
-                    {
-                        "tokenizer": name, "source": unit, "cut": cut, "place": kind_of(text, cut),
-                        "prefix_tokens": len(part), "shared_tokens": shared, "safe": int(shared == len(part)),
-                    }
-                )
+                rows.append({
+                    "tokenizer": name, "source": unit, "cut": cut, "place": kind_of(text, cut),
+                    "prefix_tokens": len(part), "shared_tokens": shared, "safe": int(shared == len(part)),
+                })
         writer.append(unit, rows)
 
 

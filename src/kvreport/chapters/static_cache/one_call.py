@@ -39,8 +39,7 @@ def measure(settings: StaticCacheSettings, _: Inputs, loaded: loading.Loaded) ->
     room = ids.shape[1] + count
     decoder, pages = decoding.Decoder(loaded.model, FASTEST, room), large_pages.LargePages(loaded.model)
     programs = {
-        OURS: lambda: steps_of(decoder, ids, count),
-        ONE_CALL: lambda: by_calls(loaded.model, room, pages, ids, count),
+        OURS: lambda: steps_of(decoder, ids, count), ONE_CALL: lambda: by_calls(loaded.model, room, pages, ids, count),
         GENERATE: lambda: _by_generate(loaded.model, ids, count),
     }
     kernels = memory_bandwidth.reading(memory_bandwidth.on_large_pages).values()

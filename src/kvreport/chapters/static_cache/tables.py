@@ -89,14 +89,11 @@ def phases_table(timed: pd.DataFrame) -> pd.DataFrame:
 
 def shapes_table(shapes: pd.DataFrame) -> pd.DataFrame:
     """Write the shapes of every step for a page, from rows of ``static_shapes``."""
-    return pd.DataFrame(
-        {
-            "cache": shapes["cache"], "step": shapes["step"], "fed": shapes["fed"],
-            "keys": shapes["keys_shape"].fillna(""),
-            "len(keys)": shapes["first_dimension"].map("{:.0f}".format, na_action="ignore").fillna(""),
-            "cached": shapes["cached_tokens"], "KV, KiB": (shapes["kv_bytes"] / 1024).map("{:,.0f}".format),
-        }
-    )
+    return pd.DataFrame({
+        "cache": shapes["cache"], "step": shapes["step"], "fed": shapes["fed"], "keys": shapes["keys_shape"].fillna(""),
+        "len(keys)": shapes["first_dimension"].map("{:.0f}".format, na_action="ignore").fillna(""),
+        "cached": shapes["cached_tokens"], "KV, KiB": (shapes["kv_bytes"] / 1024).map("{:,.0f}".format),
+    })
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

@@ -73,8 +73,7 @@ def _ways(run: Run) -> pd.DataFrame:
     sides = {
         "bf16, rollout in a batch of 8": (TRAINER, ROLLOUT), "bf16, rollout of one text": (TRAINER, SINGLE),
         f"bf16, cache read in chunks of {CHUNK}": (TRAINER, CHUNKS),
-        "bf16, trainer in a padded batch": (PADDED, ROLLOUT),
-        "bf16, no cache: batch against single": (PADDED, TRAINER),
+        "bf16, trainer in a padded batch": (PADDED, ROLLOUT), "bf16, no cache: batch against single": (PADDED, TRAINER),
         "bf16 rollout, fp32 trainer": (TRAINER_FP32, ROLLOUT),
         BOTH_FP16: (TRAINER_FP16, ROLLOUT_FP16), "fp32": (TRAINER_FP32, ROLLOUT_FP32),
         BOTH_INVARIANT: (INVARIANT_TRAINER, INVARIANT_ROLLOUT), "bf16, cache in int8": (TRAINER, INT8),
@@ -106,8 +105,7 @@ def _engine(run: Run) -> pd.DataFrame:
     """Lay out what a real engine sampled against a trainer, and against the engine itself."""
     rows = run.rows
     return _long(rows, {
-        ENGINE_BF16: rows[TRAINER] - rows[ENGINE],
-        "vLLM, fp32 trainer": rows[TRAINER_FP32] - rows[ENGINE],
+        ENGINE_BF16: rows[TRAINER] - rows[ENGINE], "vLLM, fp32 trainer": rows[TRAINER_FP32] - rows[ENGINE],
         ENGINE_ITSELF: rows[ENGINE_READ] - rows[ENGINE],
     })
 

@@ -43,8 +43,7 @@ def _sdpa(backend: SDPBackend, q, k, v, mask: torch.Tensor | None = None, is_cau
 KERNELS: dict[str, Attention] = {
     "SDPA flash": partial(_sdpa, SDPBackend.FLASH_ATTENTION),
     "SDPA efficient": partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
-    "SDPA cuDNN": partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
-    "SDPA math": partial(_sdpa, SDPBackend.MATH),
+    "SDPA cuDNN": partial(_sdpa, SDPBackend.CUDNN_ATTENTION), "SDPA math": partial(_sdpa, SDPBackend.MATH),
     "eager": _eager,
 }
 
@@ -78,15 +77,10 @@ def _longer(attend: Attention, q, k, v) -> torch.Tensor:
 
 
 FORMS: dict[str, Callable[..., torch.Tensor | None]] = {
-    named.BOOLEAN: _masked,
-    named.ADDITIVE: partial(_masked, additive=True),
-    named.ALONE: _alone,
-    named.ALONE_MASKED: partial(_masked, rows=1),
-    named.THREE: partial(_masked, rows=3),
-    named.SIXTEEN: partial(_masked, rows=16),
-    named.ALONE_HIDDEN: partial(_masked, rows=1, hidden=HIDDEN_KEYS),
-    named.HIDDEN: partial(_masked, hidden=HIDDEN_KEYS),
-    named.LONGER: _longer,
+    named.BOOLEAN: _masked, named.ADDITIVE: partial(_masked, additive=True), named.ALONE: _alone,
+    named.ALONE_MASKED: partial(_masked, rows=1), named.THREE: partial(_masked, rows=3),
+    named.SIXTEEN: partial(_masked, rows=16), named.ALONE_HIDDEN: partial(_masked, rows=1, hidden=HIDDEN_KEYS),
+    named.HIDDEN: partial(_masked, hidden=HIDDEN_KEYS), named.LONGER: _longer,
 }
 
 

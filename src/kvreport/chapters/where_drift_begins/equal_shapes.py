@@ -35,8 +35,7 @@ def read(model: PreTrainedModel, ids: torch.Tensor, use_cache: bool) -> Read:
         STATES: list(output.hidden_states),
         # As the attention takes them, with queries; a pass without a cache has them nowhere else.
         KEYS: [tensor for call in calls.values() if call.kind == "attention" for tensor in call.inputs],
-        LOGITS: [output.logits],
-        OPERATIONS: [call.output for call in calls.values()],
+        LOGITS: [output.logits], OPERATIONS: [call.output for call in calls.values()],
     }
     return Read(set(calls), compared, output.past_key_values)
 

@@ -30,8 +30,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
         step = model(ids[:, length - 1 : length], past_key_values=before, use_cache=True)
         reference, found = full.logits[0, -1].cpu(), step.logits[0, -1].cpu()
         yield {
-            "n_tokens": length, "cache_equal": equal,
-            "logits_equal": int(agreement.bits_equal(reference, found).all()),
+            "n_tokens": length, "cache_equal": equal, "logits_equal": int(agreement.bits_equal(reference, found).all()),
             "relative_rms": agreement.drift(reference, found).relative_rms.item(),
         }
         before = full.past_key_values

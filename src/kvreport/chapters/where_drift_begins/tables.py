@@ -26,14 +26,12 @@ def first_differences(beginnings: pd.DataFrame) -> pd.DataFrame:
     table = []
     for (model, attention, dtype), texts in beginnings.groupby(["model", "attention", "dtype"], sort=False):
         places, most = texts["place"].dropna(), _most_often(texts)
-        table.append(
-            {
-                "model": model, "attention": attention, "dtype": DTYPES[dtype],
-                "texts that differ": f"{len(places)} of {len(texts)}",
-                "begun by the step itself": f"{texts['in_the_step'].sum()} of {len(places)}" if most else "",
-                "first operation, most often": f"{most} ({(places == most).sum()})" if most else "",
-            }
-        )
+        table.append({
+            "model": model, "attention": attention, "dtype": DTYPES[dtype],
+            "texts that differ": f"{len(places)} of {len(texts)}",
+            "begun by the step itself": f"{texts['in_the_step'].sum()} of {len(places)}" if most else "",
+            "first operation, most often": f"{most} ({(places == most).sum()})" if most else "",
+        })
     return pd.DataFrame(table)
 
 
@@ -50,14 +48,12 @@ def by_torch(runs: Iterable[Run]) -> pd.DataFrame:
         for (attention, dtype), texts in found["beginnings"].groupby(["attention", "dtype"], sort=False):
             differing = kinds[(kinds["attention"] == attention) & (kinds["dtype"] == dtype)]
             shares = [f"{row['kind']}, {row['pass']}: {percent(row['share'])}" for _, row in differing.iterrows()]
-            table.append(
-                {
-                    "torch": run.about["machine"]["torch"].partition("+")[0], "attention": attention,
-                    "dtype": DTYPES[dtype], "texts that differ": f"{texts['place'].count()} of {len(texts)}",
-                    "first operation, most often": _most_often(texts) or "none",
-                    "calls that differ locally": "; ".join(shares) or "none",
-                }
-            )
+            table.append({
+                "torch": run.about["machine"]["torch"].partition("+")[0], "attention": attention,
+                "dtype": DTYPES[dtype], "texts that differ": f"{texts['place'].count()} of {len(texts)}",
+                "first operation, most often": _most_often(texts) or "none",
+                "calls that differ locally": "; ".join(shares) or "none",
+            })
     return pd.DataFrame(table)
 
 

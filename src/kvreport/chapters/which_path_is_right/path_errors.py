@@ -89,8 +89,7 @@ def outcome(logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor)
         "nats": -log.gather(1, labels[:, None])[:, 0],
         # Rounding can leave a divergence of equal distributions a hair below zero.
         "kl": (true.exp() * (true - log)).sum(-1).clamp(min=0),
-        "top1": (logits.argmax(-1) == reference.argmax(-1)).double(),
-        "entropy": -(log.exp() * log).sum(-1),
+        "top1": (logits.argmax(-1) == reference.argmax(-1)).double(), "entropy": -(log.exp() * log).sum(-1),
     }
 
 
@@ -105,8 +104,7 @@ def rows_of(reference: Scored, full: Scored, other: Scored, labels: torch.Tensor
     for layer, values in enumerate(_errors(reference.hidden, full.hidden, other.hidden, pooled=True)):
         yield _EMPTY | {"place": "hidden", "layer": layer} | values
     judged = {
-        f"{name}{of}": values.tolist()
-        for of, scored in (("_full", full), ("", other))
+        f"{name}{of}": values.tolist() for of, scored in (("_full", full), ("", other))
         for name, values in outcome(scored.logits, reference.logits, labels).items()
     }
     judged["nats_reference"] = outcome(reference.logits, reference.logits, labels)["nats"].tolist()

@@ -40,17 +40,15 @@ def quality(found: Found) -> pd.DataFrame:
     of = logits[logits["path"] == CACHED].groupby(_SERIES, sort=False)
     table = table.join(of[["nats_full", "kl_full", "kl"]].mean()).join(of[["top1_full", "top1"]].sum())
     table = table.assign(rows=of.size()).reset_index()
-    return pd.DataFrame(
-        {
-            "model": table["model"], "dtype": table["dtype"].map(DTYPES),
-            "nats per token, no cache": table["nats_full"].map("{:.4f}".format),
-            "cached minus no cache": table["estimate"].map(_signed),
-            "KL to fp64: no cache, cached": table["kl_full"].map(power_of_ten) + ", " + table["kl"].map(power_of_ten),
-            "top-1 token as in fp64: no cache, cached": [
-                f"{row.top1_full:,.0f}, {row.top1:,.0f} of {row.rows:,}" for row in table.itertuples()
-            ],
-        }
-    )
+    return pd.DataFrame({
+        "model": table["model"], "dtype": table["dtype"].map(DTYPES),
+        "nats per token, no cache": table["nats_full"].map("{:.4f}".format),
+        "cached minus no cache": table["estimate"].map(_signed),
+        "KL to fp64: no cache, cached": table["kl_full"].map(power_of_ten) + ", " + table["kl"].map(power_of_ten),
+        "top-1 token as in fp64: no cache, cached": [
+            f"{row.top1_full:,.0f}, {row.top1:,.0f} of {row.rows:,}" for row in table.itertuples()
+        ],
+    })
 
 
 def _signed(estimate: Estimate) -> str:

@@ -181,16 +181,11 @@ MakeReader = Callable[[ScratchGPT], Reader]
 
 # What each of the reply's four points changes in the posted cache, one at a time.
 FIXES: dict[str, MakeReader] = {
-    rows.APPEND: partial(Rolling, keeping="cat"),
-    rows.MASK: partial(Rolling, mask="explicit"),
-    rows.PROMPT: partial(Rolling, prompt="whole", mask="causal"),
-    rows.MODULO: partial(Rolling, positions="modulo"),
+    rows.APPEND: partial(Rolling, keeping="cat"), rows.MASK: partial(Rolling, mask="explicit"),
+    rows.PROMPT: partial(Rolling, prompt="whole", mask="causal"), rows.MODULO: partial(Rolling, positions="modulo"),
 }
 WAYS: dict[str, MakeReader] = {
-    rows.WINDOW: Window,
-    rows.ABSOLUTE: partial(Window, positions="absolute"),
-    rows.POSTED: Rolling,
-    rows.REPLY: Reply,
+    rows.WINDOW: Window, rows.ABSOLUTE: partial(Window, positions="absolute"), rows.POSTED: Rolling, rows.REPLY: Reply,
     rows.FORGOTTEN: partial(Rolling, positions="forgotten"),
 }
 
