@@ -59,15 +59,14 @@ NO_TEXT = Bound(0, "arithmetic", "in no text")
 _PLAIN = DIFFERENCE.where(quantization="none")
 _QUANTIZED = DIFFERENCE.where(variant=named.NATIVE)
 _EIGHT_BITS = SPREAD.alike(series="model", by=("model",)).where(variant=named.NATIVE, quantization="8bit", trained=True)
+_HUNDREDTH = Bound(0.01, "ours", "a hundredth of the spread of the logits")
 STATEMENTS = {
     "with-a-past-it-is-rounding": always(
         _PLAIN.where(variant=(named.NATIVE, named.DECODER)), "below", ROUNDING, headline=True
     ),
     "four-bits-too": always(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING),
     "eight-bits-in-small-models": always(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING),
-    "eight-bits-cost-more": of_model(
-        _EIGHT_BITS, "above", Bound(0.01, "ours", "a hundredth of the spread of the logits")
-    ),
+    "eight-bits-cost-more": of_model(_EIGHT_BITS, "above", _HUNDREDTH),
     "no-past-is-the-last-token-alone": always(
         NOT_ALONE.where(variant=(named.CACHE_OFF, named.NO_PAST)), "at most", NO_TEXT
     ),

@@ -7,7 +7,6 @@ from kvbook import lengths
 from kvbook.diagnosis import verdict
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.bug_or_rounding import rows
-from kvreport.chapters.bug_or_rounding.rows import CLEAN, NARROW, NARROW_INSIDE
 from kvreport.publishing.estimators import computed, counted, distinct, part, share, total
 from kvreport.publishing.measures import Measure, Worded, always, here, noted
 from kvreport.publishing.rules import HALF, Bound
@@ -26,7 +25,7 @@ def _as_clean(drifts: pd.DataFrame, clean: pd.DataFrame) -> Estimate | None:
 
 @counted
 def _clean_over_bugs(drifts: pd.DataFrame) -> float:
-    clean = drifts["symptom"] == NARROW_INSIDE
+    clean = drifts["symptom"] == rows.NARROW_INSIDE
     return drifts.loc[clean, "drift"].max() / drifts.loc[drifts["injected"], "drift"].min()
 
 
@@ -40,7 +39,7 @@ EVERY_BUG = BEYOND.alike(
 ).where(injected=True)
 HIDDEN = BEYOND.alike(
     "share of texts with bitwise identical logits in plain fp64", share("identical"), series="", by=()
-).where(symptom=NARROW_INSIDE, first=True)
+).where(symptom=rows.NARROW_INSIDE, first=True)
 PLAIN = BEYOND.alike(
     "largest drift of a clean model in plain fp64, over the smallest of an injected bug", _clean_over_bugs, unit="",
     form="{:.2g}",
@@ -56,26 +55,26 @@ SLOPE = Measure(
     "slope of log drift on log unit roundoff", "file", "model and symptom", rows="injected", by=("model", "symptom"),
     estimate=_steepest,
 )
-CLEAN_SLOPE = SLOPE.alike(series="model", by=("model",)).where(symptom=CLEAN)
+CLEAN_SLOPE = SLOPE.alike(series="model", by=("model",)).where(symptom=rows.CLEAN)
 LARGEST_SLOPE = SLOPE.alike(
     f"largest {SLOPE.name}, of any injected bug", series="model", by=("model",)
 ).where(injected=True)
 AS_CLEAN = Measure(
     "share of texts that drift exactly as in the clean model", "file", "model and dtype", "{:.0%}", rows="injected",
-    by=("model", "dtype", "symptom"), over=("symptom", CLEAN), estimate=_as_clean,
-).where(symptom=NARROW, dtype=("float16", "bfloat16"))
+    by=("model", "dtype", "symptom"), over=("symptom", rows.CLEAN), estimate=_as_clean,
+).where(symptom=rows.NARROW, dtype=("float16", "bfloat16"))
 LAST_AS_CLEAN = Measure(
     "share of texts whose last layer drifts exactly as in the clean model", "file", "dtype", "{:.0%}",
-    rows="last layer", by=("dtype", "bug"), over=("bug", CLEAN), estimate=_as_clean,
-).where(bug=NARROW, dtype="bfloat16")
+    rows="last layer", by=("dtype", "bug"), over=("bug", rows.CLEAN), estimate=_as_clean,
+).where(bug=rows.NARROW, dtype="bfloat16")
 FOUND = Measure(
     "share of texts whose first layer beyond rounding is the injected one", "file", "bug", "{:.0%}",
     rows="first layers", by=("bug",), estimate=share("right"),
-).where(dtype="float64", bug=(rows.LATE, NARROW))
+).where(dtype="float64", bug=(rows.LATE, rows.NARROW))
 ACCUSED = Measure(
     "share of texts with a layer beyond rounding in the clean model", "file", form="{:.0%}", rows="first layers",
     estimate=share("accused"),
-).where(dtype="float64", bug=CLEAN)
+).where(dtype="float64", bug=rows.CLEAN)
 
 # Facts for the prose.
 MODEL = noted("bug_or_rounding", "models", 0, "name")
@@ -94,9 +93,9 @@ REPORTED_BUGS, FOUND_BUGS = (BUGS.where(whose=whose) for whose in (rows.REPORTED
 BUGS_FED, BUGS_PAST_BLOCK, BUGS_IN_MODEL = (REPORTED_BUGS.where(lies=where) for where in rows.LIES)
 CLEAN_MOST = Measure(
     "most roundoffs of a clean model", form="{:,.0f}", rows="injected", estimate=computed("roundoffs", "max")
-).where(symptom=CLEAN, dtype=("float32", "float64"))
+).where(symptom=rows.CLEAN, dtype=("float32", "float64"))
 INSIDE_MPT = Measure("mean drift in plain fp64", rows="injected", estimate=computed("drift", "mean")).where(
-    symptom=NARROW_INSIDE, model="mpt"
+    symptom=rows.NARROW_INSIDE, model="mpt"
 )
 SMALLEST_BUG = Measure("smallest drift of a bug", rows="injected", estimate=computed("drift", "min")).where(
     injected=True, dtype="float64"
@@ -112,7 +111,7 @@ _MOST = Bound(verdict.LIMIT, "ours", "half way from fp64 to fp32, in powers of t
 _BETWEEN = Bound(verdict.BOUNDARY, "ours", "half way between a bug's 0 and rounding's 1", "share")
 
 STATEMENTS = {
-    "clean-shrinks": always(BEYOND.where(symptom=CLEAN), "below", _ONE_IN_FIVE, headline=True),
+    "clean-shrinks": always(BEYOND.where(symptom=rows.CLEAN), "below", _ONE_IN_FIVE, headline=True),
     "clean-slope": always(CLEAN_SLOPE, "above", _BETWEEN),
     "bugs-stay": always(EVERY_BUG, "above", _FOUR_IN_FIVE, headline=True),
     "bug-slope": always(LARGEST_SLOPE, "below", _BETWEEN),
@@ -123,7 +122,7 @@ STATEMENTS = {
     "cause-removed": always(LARGEST.where(whose=rows.REMOVED), "at most", _MOST),
     "first-layer-found": always(FOUND, "above", _FOUR_IN_FIVE, headline=True),
     "clean-has-no-bad-layer": always(ACCUSED, "below", _ONE_IN_FIVE),
-    "fp32-inside-accuses-mpt": always(BEYOND.where(symptom=NARROW_INSIDE, model="mpt"), "above", HALF),
+    "fp32-inside-accuses-mpt": always(BEYOND.where(symptom=rows.NARROW_INSIDE, model="mpt"), "above", HALF),
     "fp32-inside-hides": here(HIDDEN, "above", _ONE_IN_FIVE, on="AMD"),
     "fp32-inside-hides-nothing": here(HIDDEN, "below", _ONE_IN_FIVE, on="Intel"),
     "plain-fp64-separates": always(PLAIN, "below", Bound(0.1, "ours", "a tenth of the smallest bug")),

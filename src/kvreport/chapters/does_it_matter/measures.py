@@ -7,7 +7,6 @@ import pandas as pd
 import scipy
 
 from kvbook.measuring import estimates
-from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing.estimators import counted, distinct, geometric_mean, mean, part, ratio_of_means, share, total
 from kvreport.publishing.measures import Measure, always, here, noted, of_model, worded
@@ -23,7 +22,7 @@ _EVEN = 0.05
 def of_all_rows(statistic: Callable[..., float], *columns: str):
     """Statistic of columns' rows with its bootstrap interval over files, or of few files with its range over them."""
 
-    def estimate(rows: pd.DataFrame) -> Estimate:
+    def estimate(rows: pd.DataFrame) -> estimates.Estimate:
         files = [part[list(columns)].to_numpy() for _, part in rows.groupby("source", sort=True)]
         return estimates.of_units(lambda rows: statistic(*rows.T), files, _DRAWS)
 
@@ -52,7 +51,7 @@ def _one_in(rows: pd.DataFrame) -> float:
     return estimates.two_digits(1 / share) if share else np.inf
 
 
-def _over_what_differs(rows: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
+def _over_what_differs(rows: pd.DataFrame, other: pd.DataFrame) -> estimates.Estimate | None:
     return ratio_of_means("kl")(rows, other) if other["kl"].min() > 0 else None
 
 
@@ -61,7 +60,7 @@ def _over_the_same_texts(column: str):
     return lambda rows, other: ratio_of_means(column)(rows, other[other["sample"].isin(rows["sample"])])
 
 
-def equal_at_the_end(texts: pd.DataFrame) -> Estimate:
+def equal_at_the_end(texts: pd.DataFrame) -> estimates.Estimate:
     """Share of texts that have not diverged, with Greenwood's interval on the log-log scale; of few there is none.
 
     It is the last point of Kaplan and Meier's curve, for every text was watched to its end.
@@ -69,20 +68,20 @@ def equal_at_the_end(texts: pd.DataFrame) -> Estimate:
     # Each pair goes on from a prompt of its own.
     n, share = len(texts), float((texts["parted"] == 0).mean())
     if n < estimates.FEWEST_UNITS:
-        return Estimate(share, np.nan, np.nan, "range")
+        return estimates.Estimate(share, np.nan, np.nan, "range")
     # The variance is 0 where none has diverged, and undefined where all have.
     if share in (0, 1):
         return estimates.wilson(share, n)
     half = scipy.stats.norm.isf((1 - estimates.CONFIDENCE) / 2) * np.sqrt((1 - share) / (n * share)) / np.log(share)
-    return Estimate(share, *(float(share ** np.exp(side * half)) for side in (-1, 1)))
+    return estimates.Estimate(share, *(float(share ** np.exp(side * half)) for side in (-1, 1)))
 
 
-def _rest(share_of: Callable[[pd.DataFrame], Estimate]):
+def _rest(share_of: Callable[[pd.DataFrame], estimates.Estimate]):
     """Share of the others."""
 
-    def estimate(rows: pd.DataFrame) -> Estimate:
+    def estimate(rows: pd.DataFrame) -> estimates.Estimate:
         of = share_of(rows)
-        return Estimate(1 - of.value, 1 - of.high, 1 - of.low, of.kind)
+        return estimates.Estimate(1 - of.value, 1 - of.high, 1 - of.low, of.kind)
 
     return estimate
 
@@ -276,6 +275,12 @@ _FIVE_TIMES = Bound(5, "ours", "five times as far", "ratio")
 _FIFTH_OF_A_NAT, _FIFTIETH_OF_A_NAT = Bound(0.2, "ours", "a fifth of a nat"), Bound(0.02, "ours", "a fiftieth of a nat")
 _TENTH = Bound(0.1, "ours", "one in ten", "share")
 _FIFTH = Bound(0.2, "ours", "one in five", "share")
+_ONE_PER_CENT = Bound(1.01, "ours", "one per cent", "ratio")
+_FACTOR_OF_TWO = Bound(2, "ours", "a factor of two", "ratio")
+_TEN_THOUSANDTH = Bound(1e-4, "ours", "a ten-thousandth")
+_THOUSANDFOLD = Bound(1000, "ours", "a thousand times")
+_QUARTER = Bound(1.25, "ours", "a quarter", "ratio")
+_RARELY = Bound(1e-4, "ours", "one token in ten thousand")
 # Of the bins of positions, the last one that four texts reach: from 1,448 tokens on.
 _FAR = 5
 # The last one of a chat, from 192 tokens on; of longer texts it is the one that ends at 1,024.
@@ -283,15 +288,9 @@ _END_OF_A_CHAT = 3
 _FEW_BITS = (named.KV_INT4, named.WEIGHTS_8, named.WEIGHTS_4)
 _BATCHED = {dtype: EQUAL.where(way=named.BATCHED, dtype=dtype) for dtype in ("float32", "bfloat16")}
 STATEMENTS = {
-    "perplexity-stays": always(
-        PERPLEXITY_OF_CACHE, "inside", Bound(1.01, "ours", "one per cent", "ratio"), headline=True
-    ),
-    "bf16-as-the-dtype": of_model(
-        OVER_THE_DTYPE.where(dtype="bfloat16"), "inside", Bound(2, "ours", "a factor of two", "ratio"), headline=True
-    ),
-    "fp32-far-below-the-dtype": always(
-        OVER_THE_DTYPE.where(dtype="float32"), "below", Bound(1e-4, "ours", "a ten-thousandth"), headline=True
-    ),
+    "perplexity-stays": always(PERPLEXITY_OF_CACHE, "inside", _ONE_PER_CENT, headline=True),
+    "bf16-as-the-dtype": of_model(OVER_THE_DTYPE.where(dtype="bfloat16"), "inside", _FACTOR_OF_TWO, headline=True),
+    "fp32-far-below-the-dtype": always(OVER_THE_DTYPE.where(dtype="float32"), "below", _TEN_THOUSANDTH, headline=True),
     "fp8-moves-further": of_model(FP8_OVER_THE_CACHE, "above", _TWICE),
     "fp8-further-than-int8": of_model(
         _over(named.KV_INT8, "that of our 8 bits").where(way=named.KV_FP8), "above", _AS_FAR
@@ -309,27 +308,18 @@ STATEMENTS = {
     "a-batch-changes-nothing": here(_BATCHED["float32"], "at least", ALL),
     "a-batch-changes-all-in-bf16": here(_BATCHED["bfloat16"], "at most", NONE, on="Intel"),
     "a-batch-changes-nothing-on-amd": here(_BATCHED["bfloat16"], "at least", ALL, on="AMD"),
-    "rounding-shrinks": always(
-        IN_BF16.where(way=named.CACHED), "above", Bound(1000, "ours", "a thousand times"), headline=True
-    ),
-    "a-fault-stays": always(
-        IN_BF16.where(way=named.FAULT), "inside", Bound(1.25, "ours", "a quarter", "ratio"), headline=True
-    ),
+    "rounding-shrinks": always(IN_BF16.where(way=named.CACHED), "above", _THOUSANDFOLD, headline=True),
+    "a-fault-stays": always(IN_BF16.where(way=named.FAULT), "inside", _QUARTER, headline=True),
     "a-fault-looks-like-few-bits": of_model(
         _over(named.FAULT, "the fault's").where(way=named.WEIGHTS_4), "above", _AS_FAR
     ),
     "flips-at-small-margins": always(LARGEST_MARGIN, "at most", Bound(8, "ours", "a few ulps")),
-    "fp32-expects-no-flip": always(
-        EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below",
-        Bound(1e-4, "ours", "one token in ten thousand"),
-    ),
+    "fp32-expects-no-flip": always(EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below", _RARELY),
     "bf16-texts-diverge": of_model(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH, headline=True),
     "fp32-texts-stay": always(DIVERGED.where(dtype="float32"), "below", _TENTH, headline=True),
     "sampled-texts-diverge": of_model(DIVERGED_SAMPLED.where(dtype="bfloat16"), "above", HALF),
     "fp32-texts-stay-whatever-changes": of_model(MOVED.where(dtype="float32"), "below", _FIFTH),
-    "a-batch-moves-few-texts-on-amd": here(
-        MOVED.where(dtype="bfloat16", change=named.EIGHT), "below", HALF, on="AMD"
-    ),
+    "a-batch-moves-few-texts-on-amd": here(MOVED.where(dtype="bfloat16", change=named.EIGHT), "below", HALF, on="AMD"),
     "what-moves-is-near-a-tie": always(MOVED_NEAR_A_TIE.where(dtype="bfloat16"), "at least", ALL),
     "length-adds-little": always(GROWTH, "below", _HALF_MORE),
     # Up to 4,096 tokens: English prose has two files that are longer.

@@ -54,14 +54,13 @@ STOCK_ROWS = _IDENTICAL.where(arithmetic=STOCK, way=SINGLE, own=True)
 
 _ATTENTION_IN_BF16 = ONE_PART.where(rung=ATTENTION, dtype="bfloat16")
 _TENTH_MORE = Bound(1.1, "ours", "a tenth more", "ratio")
+_QUARTER = Bound(0.25, "ours", "one in four", "share")
 
 STATEMENTS = {
     "no-row-differs": always(DIFFERING, "at most", NONE, headline=True),
     "no-row-differs-at-length": always(DIFFERING_AT_LENGTH, "at most", NONE, headline=True),
     "stock-differs-at-length": here(STOCK_TEXTS_AT_LENGTH, "above", HALF),
-    "stock-differs-in-fp32": here(
-        STOCK_TEXTS.where(dtype="float32"), "below", Bound(0.25, "ours", "one in four", "share")
-    ),
+    "stock-differs-in-fp32": here(STOCK_TEXTS.where(dtype="float32"), "below", _QUARTER),
     "products-alone-are-not-enough": of_model(
         ONE_PART.where(rung=PRODUCTS, dtype=("float32", "bfloat16")), "below", HALF
     ),

@@ -5,7 +5,6 @@ import pandas as pd
 
 from kvbook.measuring.estimates import Estimate
 from kvreport.chapters.from_scratch import rows
-from kvreport.chapters.from_scratch.rows import POSTED, WINDOW
 from kvreport.publishing import wording
 from kvreport.publishing.estimators import counted, distinct, first, mean, median_of_ratios, ratio_of_means, share
 from kvreport.publishing.found import Found
@@ -34,7 +33,7 @@ GAP = Measure(
 )
 CHANGE = GAP.alike("change of the posted cache's loss under the remedy, in nats a character", mean("change"))
 CLOSED = GAP.alike(
-    "share of the posted cache's gap to the window that is closed", _closed, form="{:z.1%}", over=("way", WINDOW)
+    "share of the posted cache's gap to the window that is closed", _closed, form="{:z.1%}", over=("way", rows.WINDOW)
 )
 BUCKET_LOSS = Measure(
     "loss in a bucket of lengths", "file", rows="buckets", by=("way", "read_from", "read_to", "block", "n_scored"),
@@ -61,16 +60,16 @@ TIME = STEP_TIME.alike("time over the posted cache's", by=("way",), keep=())
 PAST_TIME, RUN_TIME = (TIME.where(measure=measure) for measure in (rows.PAST, rows.RUN))
 
 # For the prose.
-POSTED_GAP, REPLY_GAP = (GAP.where(way=way) for way in (POSTED, rows.REPLY))
+POSTED_GAP, REPLY_GAP = (GAP.where(way=way) for way in (rows.POSTED, rows.REPLY))
 # A refill of a whole block holds as many characters as the reply's cache.
 STUCK = REPLY_GAP.alike("loss of the reply's cache minus that of a refill of a block", mean("over_refill"))
 STALE = CLOSED.where(way=rows.ABSOLUTE).alike(form="{:.0%}")
 MODULO = CLOSED.where(way=rows.MODULO)
-WINDOW_LOSS = GAP.alike("loss of the window", mean("nats"), form="{:.2f}").where(way=WINDOW)
-REFILL_TIME, WINDOW_TIME = (PAST_TIME.where(scheme=scheme) for scheme in (rows.HALF, WINDOW))
+WINDOW_LOSS = GAP.alike("loss of the window", mean("nats"), form="{:.2f}").where(way=rows.WINDOW)
+REFILL_TIME, WINDOW_TIME = (PAST_TIME.where(scheme=scheme) for scheme in (rows.HALF, rows.WINDOW))
 RUN_ALL_ROWS, RUN_ONE_ROW = (
     RUN_TIME.where(way=way).alike("time of 50 new tokens without a cache over that with it")
-    for way in (rows.ALL_ROWS, WINDOW)
+    for way in (rows.ALL_ROWS, rows.WINDOW)
 )
 TEXTS = Measure("texts", rows="scratch_loss", estimate=distinct("sample"), form="{:.0f}")
 BEST_HELD = Measure(
@@ -100,8 +99,8 @@ def _changes_nothing(fix: str) -> Statement:
 
 STATEMENTS = {
     "posted-cache-is-worse": always(POSTED_GAP, "above", _PERCENT_WORSE, headline=True),
-    "inside-it-is-rounding": _differs(POSTED, "below"),
-    "past-it-is-a-bug": _differs(POSTED, "above", past=True),
+    "inside-it-is-rounding": _differs(rows.POSTED, "below"),
+    "past-it-is-a-bug": _differs(rows.POSTED, "above", past=True),
     "stale-keys-are-the-cause": always(STALE, "above", HALF, headline=True),
     "append-changes-nothing": _changes_nothing(rows.APPEND),
     "order-does-not-matter": _differs(rows.SHUFFLED, "below", past=True),

@@ -145,6 +145,9 @@ _NO_GROWTH = Bound(0, "arithmetic", "no growth")
 _TENTH = Bound(0.1, "ours", "one text in ten", "share")
 # A divergence of 1e-6 nats moves no probability by more than 0.0008 (Pinsker's inequality).
 _IMPERCEPTIBLE = Bound(1e-6, "ours", "nats that move no probability by more than 0.0008")
+_QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
+_HALF = Bound(0.5, "ours", "less than half", "ratio")
+_NINETEEN_IN_TWENTY = Bound(0.95, "ours", "at least one prompt in twenty", "share")
 
 STATEMENTS = {
     "every-dtype-drifts": here(DIFFERING, "above", HALF),
@@ -154,22 +157,15 @@ STATEMENTS = {
     "drift-grows": always(GROWTH, "above", _NO_GROWTH, headline=True),
     "relative-drift-grows": always(RELATIVE_GROWTH, "above", _NO_GROWTH),
     "growth-is-a-tenth": of_model(GROWTH, "below", Bound(0.15, "ours", "half as much again as the issue's 10 %")),
-    "bf16-as-its-roundoff": always(
-        RATIO_OVER_ROUNDOFFS.where(dtype="bfloat16"), "inside", Bound(1.25, "ours", "within a quarter", "ratio")
-    ),
-    "fp16-less-than-its-roundoff": always(
-        RATIO_OVER_ROUNDOFFS.where(dtype="float16"), "below", Bound(0.5, "ours", "less than half", "ratio")
-    ),
+    "bf16-as-its-roundoff": always(RATIO_OVER_ROUNDOFFS.where(dtype="bfloat16"), "inside", _QUARTER),
+    "fp16-less-than-its-roundoff": always(RATIO_OVER_ROUNDOFFS.where(dtype="float16"), "below", _HALF),
     "fp32-imperceptible": always(DIVERGENCE.where(dtype="float32"), "below", _IMPERCEPTIBLE, headline=True),
     "16-bits-are-above-it": always(DIVERGENCE.where(dtype=_SIXTEEN_BITS), "above", _IMPERCEPTIBLE),
     "flips-are-rare": always(FLIPS.where(dtype=("float32", "float16")), "below", _TENTH),
     "posted-loop-writes-other-text": always(KEPT_BY_POSTED, "below", HALF, headline=True),
     "positions-do-not-help": always(KEPT.where(method=POSITIONS), "below", HALF, headline=True),
     "last-token-helps": always(KEPT_BY_LAST.where(dtype=("float32", "float16")), "above", HALF, headline=True),
-    "bf16-still-diverges": of_model(
-        KEPT_BY_LAST.where(dtype="bfloat16"), "below",
-        Bound(0.95, "ours", "at least one prompt in twenty", "share"),
-    ),
+    "bf16-still-diverges": of_model(KEPT_BY_LAST.where(dtype="bfloat16"), "below", _NINETEEN_IN_TWENTY),
     "generate-writes-as-the-loop": of_model(GENERATE_WRITES, "at least", ALL),
     "generate-computes-as-the-loop": of_model(GENERATE_COMPUTES, "at least", ALL),
     "no-upcast-removes-it": of_model(UPCAST, "above", Bound(0.5, "ours", "half of the drift", "ratio")),
@@ -193,9 +189,7 @@ def _why_no_cost(found: Found) -> str:
 
 def _of_upcasts(found: Found) -> str:
     effects = UPCAST(found)
-    less, more = (
-        sum(map(side, effects)) for side in (lambda one: one.estimate.high < 1, lambda one: one.estimate.low > 1)
-    )
+    less, more = sum(one.estimate.high < 1 for one in effects), sum(one.estimate.low > 1 for one in effects)
     best = min(effects, key=lambda one: one.estimate.value)
     return f"{less} of {len(effects)} lower the drift and {more} raise it by the whole interval; most by {best.series}"
 
@@ -218,6 +212,7 @@ _NO_EFFECT = Bound(1.1, "ours", "a tenth more or less is no impact", "ratio")
 _ONE_IN_A_HUNDRED = Bound(0.01, "ours", "one prediction in a hundred is another token", "share")
 _COSTLY = Bound(1.5, "ours", "“high” is half as much again", "ratio")
 _FEW = Bound(0.1, "ours", "“often” is nine in ten", "share")
+_MATCH = Bound(0, "document", "with them “the results exactly match”")
 _POSTED, _WITH_POSITIONS, _LAST = (KEPT_IN_ALL.where(method=method) for method in (POSTED, POSITIONS, LAST))
 CHECKS = {
     "drift-everywhere": claim(*either(DRIFTING, "above", HALF), beside=_texts_by_tokens),
@@ -238,11 +233,7 @@ CHECKS = {
     "positions-missing": claim(
         other_cause(every(_WITH_POSITIONS, "below", HALF), every(_LAST, "above", HALF)),
         reproduced(every(_WITH_POSITIONS, "above", HALF), every(_POSTED, "below", HALF)),
-        refuted(
-            every(MENDED.where(method=POSITIONS), "at most", Bound(0, "document",
-                "with them “the results exactly match”")),
-            one_is_enough=True,
-        ),
+        refuted(every(MENDED.where(method=POSITIONS), "at most", _MATCH), one_is_enough=True),
     ),
     "greedy-keeps-its-choice": claim(reproduced(every(FLIPS, "below", _FEW)), refuted(anyone(FLIPS, "above", HALF))),
     "most-mitigations-idle": claim(

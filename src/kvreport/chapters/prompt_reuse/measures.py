@@ -86,6 +86,8 @@ TIED_FORKS = FORKS.alike("answers with a tie there", total("tied"))
 FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}")
 
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
+_NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
+_ONE_IN_TEN = Bound(0.1, "ours", "one cut in ten", "share")
 STATEMENTS = {
     "ids-do-not-continue": of_model(MISMATCHED, "above", _FOUR_IN_FIVE, headline=True),
     "recipe-changes-text": of_model(AFTER_SPACE, "below", HALF, headline=True),
@@ -97,12 +99,8 @@ STATEMENTS = {
     "rounding-in-bf16": of_model(ROUNDED, "above", NONE),
     "whole-prompt-fed-again": always(FED_AGAIN, "at least", ALL),
     "any-cut": always(CHANGED.where(place=named.ANYWHERE), "above", HALF, headline=True),
-    "cut-after-a-space": always(
-        CHANGED.where(place="after a space"), "above", Bound(0.9, "ours", "nine in ten", "share"), headline=True
-    ),
-    "cut-before-a-space": always(
-        CHANGED.where(place="before a space"), "below", Bound(0.1, "ours", "one cut in ten", "share")
-    ),
+    "cut-after-a-space": always(CHANGED.where(place="after a space"), "above", _NINE_IN_TEN, headline=True),
+    "cut-before-a-space": always(CHANGED.where(place="before a space"), "below", _ONE_IN_TEN),
     "first-layer-ignores-the-cache": always(
         CHANGE.where(variant=named.OVERWRITTEN, deep=False, tensor="keys"), "at most", NONE
     ),
@@ -158,8 +156,7 @@ def _chosen_prompts(found: Found) -> str:
 
 
 def _mismatch_of_own(found: Found) -> frozenset[str]:
-    own = found["prompts"].query("case == @named.THREAD")
-    return frozenset({_MISMATCH} if own["mismatch"].all() else ())
+    return frozenset({_MISMATCH} if found["prompts"].query("case == @named.THREAD")["mismatch"].all() else ())
 
 
 def _rounding(found: Found) -> str:

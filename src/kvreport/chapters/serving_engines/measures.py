@@ -66,6 +66,7 @@ OTHER_BITS = OTHER_TEXTS.alike(
 )
 _SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
+_HALF = Bound(0.5, "ours", "half a nat")
 STATEMENTS = {
     "a-repeat-is-exact": of_model(MOVED.where(way=named.AGAIN), "at most", NONE),
     "vllm-is-exact": of_model(OTHER_BITS.where(engine="vLLM"), "at most", NONE),
@@ -77,9 +78,7 @@ STATEMENTS = {
     ),
     "reuse-writes-the-same-tokens": of_model(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", NONE),
     "reuse-moves-no-more-than-a-batch": of_model(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR),
-    "speculation-tells-other-numbers": of_model(
-        MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above", Bound(0.5, "ours", "half a nat")
-    ),
+    "speculation-tells-other-numbers": of_model(MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above", _HALF),
     "fusion-is-most-of-an-error": of_model(
         ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",
         Bound(2, "ours", "most of it", "ratio"),

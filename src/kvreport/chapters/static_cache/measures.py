@@ -226,6 +226,7 @@ APART = Derived(
     "distance between two runs' intervals of the gain from large pages",
     rows=(LARGE_PAGES.rows, LARGE_PAGES_IN_BUDGET.rows), derive=_apart,
 )
+_QUARTER = Bound(0.25, "ours", "a quarter of the growth without a cache", "share")
 
 STATEMENTS = {
     "cache-pays": always(CACHE_GAIN, "above", _EVEN, headline=True),
@@ -246,9 +247,7 @@ STATEMENTS = {
     "below-the-limit": always(LIMIT_SHARE, "below", Bound(1, "arithmetic", "the limit")),
     "generate-compiles-nothing": here(GRAPHS, "at most", NONE),
     "dynamic-compiles": always(LATER_GRAPHS, "at most", NONE),
-    "cached-steps-hardly-grow": always(
-        GROWTH, "below", Bound(0.25, "ours", "a quarter of the growth without a cache", "share")
-    ),
+    "cached-steps-hardly-grow": always(GROWTH, "below", _QUARTER),
     "room-is-held": always(EARLY_BYTES, "above", Bound(10, "ours", "ten times as many")),
     "full-is-full": always(FULL_BYTES, "at most", Bound(1, "arithmetic", "as many")),
     "len-is-the-batch": always(LEN_OF_KEYS, "at most", Bound(1, "arithmetic", "one text")),

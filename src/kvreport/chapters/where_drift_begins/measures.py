@@ -12,6 +12,7 @@ from kvreport.publishing.verdicts import Claims
 
 # Operations that treat every row for itself.
 _ROW_WISE = ("embedding", "elementwise", "norm")
+_COARSE = ("float16", "bfloat16")
 
 
 def _draws(forms: pd.DataFrame) -> float:
@@ -128,7 +129,7 @@ SHORTEST, LONGEST = (
     for which, of in (("shortest", "min"), ("longest", "max"))
 )
 KEPT = _ORDERS.alike("least share of small terms that a sum keeps", computed("kept", "min"), form="{:.2f}").where(
-    dtype=("float16", "bfloat16")
+    dtype=_COARSE
 )
 
 # Facts for the prose.
@@ -149,6 +150,7 @@ _ALIKE = Bound(1, "arithmetic", "as long")
 _ONE = Bound(1, "arithmetic", "one for all")
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _ONE_IN_FIVE = Bound(0.2, "ours", "one in five", "share")
+_SIXTEEN_ROWS = Bound(16, "ours", "as in the replay of 16 rows")
 
 STATEMENTS = {
     "one-row-linear-fp32": here(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE, headline=True),
@@ -173,9 +175,7 @@ STATEMENTS = {
     "decoded-cache-is-enough": here(DECODED_ALONE.where(dtype="float32"), "above", _FOUR_IN_FIVE),
     "no-length-agrees-fp32": here(ALL_LENGTHS.where(dtype="float32"), "at most", NONE),
     "some-lengths-agree-bf16": here(LENGTHS.where(dtype="bfloat16"), "above", NONE),
-    "short-products-fp32": here(
-        MOST_ROWS.where(dtype="float32"), "below", Bound(16, "ours", "as in the replay of 16 rows")
-    ),
+    "short-products-fp32": here(MOST_ROWS.where(dtype="float32"), "below", _SIXTEEN_ROWS),
     "short-sums-never-bf16": here(MOST_ROWS.where(dtype="bfloat16", longest=False), "at most", NONE),
     "a-long-sum-differs-bf16": here(LONGEST_SUM, "above", Bound(16, "ours", "more rows than in fp32"), on="Intel"),
     "a-long-sum-differs-for-one-row-on-amd": here(LONGEST_SUM, "at most", Bound(1, "arithmetic", "one row"), on="AMD"),
@@ -184,29 +184,21 @@ STATEMENTS = {
     "one-routine-for-linear": here(OF_LINEAR.where(dtype=("float32", "bfloat16")), "at most", _ONE, on="Intel"),
     "two-routines-for-linear-in-fp16": here(OF_LINEAR.where(dtype="float16"), "above", _ONE, on="Intel"),
     "two-routines-for-attention-in-bf16": here(OF_ATTENTION.where(dtype="bfloat16"), "above", _ONE, on="Intel"),
-    "no-library-reports-linear-in-16-bits-on-zen-3": here(
-        REPORTED.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 3"
-    ),
+    "no-library-reports-linear-in-16-bits-on-zen-3": here(REPORTED.where(dtype=_COARSE), "at most", NONE, on="Zen 3"),
     "another-kernel-differs-in-other-products": here(OTHER_PRODUCTS, "above", NONE, on=_NO_BF16_INSTRUCTIONS),
     "no-library-reports-linear-in-bf16-held-to-avx2": here(REPORTED.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "no-linear-layer-differs-held-to-avx2": here(MOST_LINEAR.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "order-tells-bits": here(UNEXPLAINED, "at most", NONE, on="Zen 4"),
-    "down-proj-adds-in-another-order": here(
-        OTHER_ORDER.where(dtype="bfloat16", last=True), "above", NONE, on="Zen 4"
-    ),
+    "down-proj-adds-in-another-order": here(OTHER_ORDER.where(dtype="bfloat16", last=True), "above", NONE, on="Zen 4"),
     "others-add-in-one-order": here(OTHER_ORDER.where(dtype="bfloat16", last=False), "at most", NONE, on="Zen 4"),
     "fp16-adds-in-one-order": here(OTHER_ORDER.where(dtype="float16"), "at most", NONE, on="Zen 4"),
     "some-sums-are-shorter-in-fp32": here(SHORTEST.where(dtype="float32"), "below", _ALIKE, on="Zen 4"),
     "some-sums-are-longer-in-fp32": here(LONGEST.where(dtype="float32"), "above", _ALIKE, on="Zen 4"),
     "all-sums-are-longer-in-portable-code": here(SHORTEST.where(dtype="float32"), "above", _ALIKE, on=_PORTABLE),
-    "sums-in-16-bits-keep-small-terms": here(
-        KEPT, "above", Bound(0.9, "ours", "nine in ten", "share"), on="Zen 4"
-    ),
+    "sums-in-16-bits-keep-small-terms": here(KEPT, "above", Bound(0.9, "ours", "nine in ten", "share"), on="Zen 4"),
     "threads-change-no-kernel": here(OTHER_KERNEL_BY_THREADS, "at most", NONE, on="Zen 4"),
     "threads-change-orders-in-fp32": here(OTHER_BY_THREADS.where(dtype="float32"), "above", NONE, on="Zen 4"),
-    "threads-change-no-order-in-16-bits": here(
-        OTHER_BY_THREADS.where(dtype=("float16", "bfloat16")), "at most", NONE, on="Zen 4"
-    ),
+    "threads-change-no-order-in-16-bits": here(OTHER_BY_THREADS.where(dtype=_COARSE), "at most", NONE, on="Zen 4"),
     "one-order-held-to-avx2": here(OTHER_ORDER.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
     "hidden-keys-change-rows": here(HIDDEN_KEYS.where(dtype="float32"), "above", NONE),

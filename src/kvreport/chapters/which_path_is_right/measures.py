@@ -125,31 +125,27 @@ _NO_CHANGE = Bound(1, "arithmetic", "no change")
 _SIXTEEN = ("float16", "bfloat16")
 _QUARTER = Bound(1.25, "ours", "within a quarter", "ratio")
 _LEAST = rows.LEAST_EXPLAINED
+_FIFTH = Bound(0.8, "ours", "a fifth smaller", "ratio")
+_ONE_IN_FOUR = Bound(0.25, "ours", "one text in four", "share")
+_INDEPENDENT = Bound(rows.INDEPENDENT, "arithmetic", "independent errors of one size")
+_TENTH_OF_SQUARE = Bound(_LEAST**0.5, "ours", "less than a tenth of the mean square")
 
 STATEMENTS = {
     "cached-no-worse": of_model(RATIO, "below", _QUARTER, headline=True),
     "as-close-in-16-bits": of_model(RATIO.where(dtype=_SIXTEEN), "inside", _QUARTER, headline=True),
-    "closer-in-fp32-here": here(
-        RATIO.where(dtype="float32"), "below", Bound(0.8, "ours", "a fifth smaller", "ratio"), headline=True
-    ),
+    "closer-in-fp32-here": here(RATIO.where(dtype="float32"), "below", _FIFTH, headline=True),
     "eager-as-much": of_model(RATIOS.where(path=EAGER), "inside", _QUARTER, headline=True),
-    "either-may-be-closer": of_model(
-        CLOSER.where(dtype=_SIXTEEN), "above", Bound(0.25, "ours", "one text in four", "share")
-    ),
+    "either-may-be-closer": of_model(CLOSER.where(dtype=_SIXTEEN), "above", _ONE_IN_FOUR),
     "dtype-decides": always(COARSER, "above", Bound(1000, "ours", "three orders of magnitude"), headline=True),
     "control-is-seen": always(CONTROL, "above", Bound(5, "ours", "five times", "ratio")),
     "no-growth-along-the-text": always(CHANGE, "below", _QUARTER),
     "errors-share-a-part": always(CORRELATION, "above", Bound(0, "arithmetic", "nothing in common")),
-    "drift-is-less-than-of-independent-errors": always(
-        APART, "below", Bound(rows.INDEPENDENT, "arithmetic", "independent errors of one size")
-    ),
+    "drift-is-less-than-of-independent-errors": always(APART, "below", _INDEPENDENT),
     "loss-unchanged": always(DIFFERENCE, "inside", Bound(0.01, "ours", "a hundredth of a nat"), headline=True),
     "divergence-in-fp32": here(KL_RATIO.where(dtype="float32"), "below", _NO_CHANGE),
     "farther-with-portable-code": here(RATIO.where(dtype="float32"), "above", _NO_CHANGE, on=_PORTABLE),
     "divergence-with-portable-code": here(KL_RATIO.where(dtype="float32"), "above", _NO_CHANGE, on=_PORTABLE),
-    "no-worse-prediction": always(
-        LIKELIHOOD, "inside", Bound(_LEAST**0.5, "ours", "less than a tenth of the mean square")
-    ),
+    "no-worse-prediction": always(LIKELIHOOD, "inside", _TENTH_OF_SQUARE),
     "nothing-in-common": always(COMMON, "below", Bound(_LEAST, "ours", "a tenth")),
     "reference-is-finer": always(FINENESS, "below", Bound(1e-6, "ours", "a millionth")),
     "loading-in-fp64-is-not": of_model(AS_LOADED, "above", Bound(0.1, "ours", "a tenth")),
