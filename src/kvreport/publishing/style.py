@@ -9,13 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
-from matplotlib.ticker import LogLocator
 
 from kvbook.measuring.estimates import Estimate
 from kvreport.publishing import STYLE
@@ -46,14 +40,14 @@ def use() -> None:
     plt.style.use(STYLE)
 
 
-def panels(down: int, across: int, height: float, **how) -> tuple[Figure, np.ndarray]:
+def panels(down: int, across: int, height: float, **how) -> tuple[plt.Figure, np.ndarray]:
     """Make panels that are as wide as the page together, in an array of rows and columns however many they are."""
     return plt.subplots(down, across, squeeze=False, figsize=(WIDTH, height), **how)
 
 
-def plain_logarithm(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade: more run together."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+def plain_logarithm(axis: Axis, at: Sequence[float] = (1, 2, 5)) -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade or elsewhere: more run together."""
+    axis.set_major_locator(plt.LogLocator(subs=at))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("")
 
@@ -67,26 +61,26 @@ FAINT = {"linewidth": 6, "alpha": 0.3, "markersize": 11}
 REFERENCE = {"color": GREY, "linewidth": 1, "linestyle": ":"}
 
 
-def key(label: str, colour: str = GREY, **look) -> Line2D:
+def key(label: str, colour: str = GREY, **look) -> plt.Line2D:
     """Make an entry of a legend: a marker alone where one is named, else a line."""
-    return Line2D([], [], color=colour, label=label, **{"linestyle": "" if "marker" in look else "-"} | look)
+    return plt.Line2D([], [], color=colour, label=label, **{"linestyle": "" if "marker" in look else "-"} | look)
 
 
 def with_legend(
-    fig: Figure, handles: Sequence[Artist], ncols: int, where: str = "upper center", fontsize: float = 9, **look
-) -> Figure:
+    fig: plt.Figure, handles: Sequence[plt.Artist], ncols: int, where: str = "upper center", fontsize: float = 9, **look
+) -> plt.Figure:
     """Put a legend beside a figure's axes, and give the figure."""
     fig.legend(handles=handles, loc=f"outside {where}", ncols=ncols, fontsize=fontsize, **look)
     return fig
 
 
-def dtype_keys(dtypes: Iterable[str], markers: Mapping[str, str] | None = None) -> list[Line2D]:
+def dtype_keys(dtypes: Iterable[str], markers: Mapping[str, str] | None = None) -> list[plt.Line2D]:
     """Make a legend's entries for dtypes: a line in each one's colour, or its marker."""
     looks = {d: {"marker": markers[d]} if markers else {"linewidth": 3} for d in dict.fromkeys(dtypes)}
     return [key(DTYPES[d], DTYPE_COLOURS[d], **look) for d, look in looks.items()]
 
 
-def solid_and_dashed(dtypes: Iterable[str], solid: str, dashed: str) -> list[Line2D]:
+def solid_and_dashed(dtypes: Iterable[str], solid: str, dashed: str) -> list[plt.Line2D]:
     """Make a legend's entries for dtypes, and for two kinds of lines: filled and solid, hollow and dashed."""
     hollow = key(dashed, marker="o", linestyle="--", markerfacecolor="white")
     return [*dtype_keys(dtypes), key(solid, marker="o", linestyle="-"), hollow]
@@ -102,34 +96,34 @@ def ends(estimates: Iterable[Estimate], down_to: float = 0) -> np.ndarray:
     return np.array([(one.value - low, one.high - one.value) for one, low in lows]).T.clip(0)
 
 
-def note(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **look) -> Annotation:
+def note(ax: plt.Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **look) -> None:
     """Write beside a point, shifted from it by so many points of type."""
-    return ax.annotate(text, at, shift, textcoords="offset points", **{"fontsize": 9, "color": GREY} | look)
+    ax.annotate(text, at, shift, textcoords="offset points", **{"fontsize": 9, "color": GREY} | look)
 
 
 def plot_estimate(
-    ax: Axes, estimate: Estimate, place: float, down_to: float = 0, upright: bool = False, **look
+    ax: plt.Axes, estimate: Estimate, place: float, down_to: float = 0, upright: bool = False, **look
 ) -> None:
     """Draw an estimate and its interval at a place of the other axis; `down_to` as for `ends`."""
     at, along = ((place, estimate.value), "yerr") if upright else ((estimate.value, place), "xerr")
     ax.errorbar(*at, **{along: ends([estimate], down_to), "linestyle": ""} | look)
 
 
-def name_rows(ax: Axes, names: Sequence[str], above: float = 0.5, **look) -> None:
+def name_rows(ax: plt.Axes, names: Sequence[str], above: float = 0.5, **look) -> None:
     """Name rows from the top down."""
     ax.set_yticks(range(len(names)), names, **look)
     ax.set_ylim(len(names) - 0.5, -above)
     ax.grid(axis="y", visible=False)
 
 
-def rows(names: Sequence[str], room: float, each: float, **look) -> tuple[Figure, Axes]:
+def rows(names: Sequence[str], room: float, each: float, **look) -> tuple[plt.Figure, plt.Axes]:
     """Make axes of named rows: each of so many inches, and so much room for the rest."""
     fig, ax = plt.subplots(figsize=(WIDTH, room + each * len(names)))
     name_rows(ax, names, **look)
     return fig, ax
 
 
-def name_cells(ax: Axes, names: Sequence[str], **look) -> None:
+def name_cells(ax: plt.Axes, names: Sequence[str], **look) -> None:
     """Name the rows of a map, whose cells are one high, from the top down."""
     ax.set_yticks(np.arange(len(names)) + 0.5, names, **{"fontsize": 9} | look)
     ax.set_ylim(len(names), 0)
@@ -137,7 +131,7 @@ def name_cells(ax: Axes, names: Sequence[str], **look) -> None:
     ax.tick_params(length=0)
 
 
-def plot_estimates(table: pd.DataFrame, ax: Axes, reference: float, form: str) -> None:
+def plot_estimates(table: pd.DataFrame, ax: plt.Axes, reference: float, form: str) -> None:
     """Draw estimates with their intervals, a line each, the value written above; what is published is hollow."""
     for place, row in enumerate(table.itertuples()):
         colour, inside = (GREY, "white") if row.published else (BLUE, BLUE)

@@ -16,8 +16,7 @@ def figure_variants(table: pd.DataFrame, book: pd.DataFrame | None = None) -> pl
     """Draw the difference of every variant, one line each; a published table stands faint behind it."""
     shown = _whole(table)
     labels = list(dict.fromkeys(zip(shown["model"], shown["variant"], strict=True)))
-    names = [f"{model.rpartition('/')[2]}: {variant}" for model, variant in labels]
-    fig, ax = style.rows(names, 1.2, 0.36, fontsize=9)
+    fig, ax = style.rows([f"{model.rpartition('/')[2]}: {variant}" for model, variant in labels], 1.2, 0.36, fontsize=9)
     for rows, look in ((_whole(table[:0] if book is None else book), style.FAINT), (shown, {})):
         for row in rows.itertuples():
             label = row.model, row.variant

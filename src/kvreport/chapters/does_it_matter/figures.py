@@ -70,8 +70,7 @@ def figure_axes(axes: pd.DataFrame, elsewhere: pd.DataFrame | None = None, book:
             ax.axhline(len(ways) - 0.5, color=style.GREY, linewidth=0.8)
     if elsewhere is not None:
         hollow = {"marker": "D", "markerfacecolor": "white", "linestyle": ""}
-        places = range(len(ways), len(labels))
-        log.plot(elsewhere["mean_kl_nats"], places, color=style.GREY, markersize=5, **hollow)
+        log.plot(elsewhere["mean_kl_nats"], range(len(ways), len(labels)), color=style.GREY, markersize=5, **hollow)
         handles.append(style.key("llama.cpp, 8B", **hollow))
     if zeros:
         _break(zero, log)

@@ -20,8 +20,7 @@ def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
     stock, exact = (of_dtype[of_dtype["arithmetic"] == name] for name in (STOCK, EXACT))
     grid = 100 * stock.pivot(index="model", columns="way", values="share")
     grid.loc["row-invariant: the lowest"] = 100 * exact.groupby("way")["share"].min()
-    order = [*dict.fromkeys(stock["model"]), "row-invariant: the lowest"]
-    return grid.loc[order, list(dict.fromkeys(shares["way"]))]
+    return grid.loc[[*dict.fromkeys(stock["model"]), "row-invariant: the lowest"], list(dict.fromkeys(shares["way"]))]
 
 
 def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.Figure:

@@ -149,9 +149,7 @@ def figure_cost(costs: pd.DataFrame) -> plt.Figure:
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("")
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(plt.LogLocator(subs=(0.8, 1, 1.5, 2, 3, 4, 5, 6)))
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_formatter("")
+    style.plain_logarithm(ax.xaxis, (0.8, 1, 1.5, 2, 3, 4, 5, 6))
     ax.set(
         xlabel="time past the block / the posted cache's",
         ylabel=f"loss minus the window's (nats)\nlinear within ±{LINEAR_NATS}",

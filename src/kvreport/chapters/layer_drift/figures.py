@@ -68,8 +68,7 @@ def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
         for rows, look in ((book, faint), (means[means["model"] == model], {})):
             _curves(ax, rows, **look)
     whose = [style.key("this machine", marker="o", linestyle="-"), style.key("the book", **faint | {"linestyle": "-"})]
-    handles = [*style.dtype_keys(means["dtype"]), *whose]
-    return style.with_legend(fig, handles, 5)
+    return style.with_legend(fig, [*style.dtype_keys(means["dtype"]), *whose], 5)
 
 
 def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: plt.Axes) -> None:

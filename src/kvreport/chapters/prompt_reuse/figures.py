@@ -96,8 +96,7 @@ def figure_outcomes(table: pd.DataFrame, book: pd.DataFrame | None = None) -> pl
 
 def figure_cuts(table: pd.DataFrame) -> plt.Figure:
     """Draw the share of cuts that change the ids by place, one marker a vocabulary, from `tables.cuts`."""
-    vocabularies = dict.fromkeys(table["tokenizer"])
-    looks = dict(zip(vocabularies, zip(style.PALETTE, style.MARKERS, strict=False), strict=False))
+    looks = dict(zip(dict.fromkeys(table["tokenizer"]), zip(style.PALETTE, style.MARKERS, strict=False), strict=False))
     fig, ax, place = _shares(table["place"], looks, "share of cuts that change the ids")
     for row in table.itertuples():
         colour, marker = looks[row.tokenizer]

@@ -203,8 +203,6 @@ def figure_factorial(table: pd.DataFrame) -> plt.Figure:
         ax.set_xlim(-0.04 * right, right)
     fig.supxlabel("relative drift of the logits / unit roundoff", fontsize=10)
     fig.supylabel("keys and values written by", fontsize=10)
-    handles = [
-        style.key(f"last token as {query}", colour, marker=marker) for query, (colour, marker, _) in _QUERIES.items()
-    ]
+    handles = [style.key(f"last token as {of}", colour, marker=marker) for of, (colour, marker, _) in _QUERIES.items()]
     handles.append(style.key("hollow: 0", marker="o", markerfacecolor="white"))
     return style.with_legend(fig, handles, 3, "upper left", fontsize=9.5, columnspacing=1, handletextpad=0.2)
