@@ -83,10 +83,8 @@ def architectures(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def paths(architectures: pd.DataFrame) -> pd.DataFrame:
     """Return what each causal architecture with a cache comes to on each path."""
-    asked = architectures[architectures["judged"]]
-    parts = [
-        asked.assign(path=path, outcome=[row.get(path, table.NOT_RECORDED) for row in asked["row"]]) for path in PATHS
-    ]
+    of = architectures[architectures["judged"]]
+    parts = [of.assign(path=path, outcome=[row.get(path, table.NOT_RECORDED) for row in of["row"]]) for path in PATHS]
     # Published rows may be older than a path.
     every = pd.concat([part for part in parts if (part["outcome"] != table.NOT_RECORDED).any()] or parts)
     outcomes = {"wrong": table.BUG, "error": table.RAISES, "twice": table.FED_TWICE, "padding": table.PADDING_CHANGES}

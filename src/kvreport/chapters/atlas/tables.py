@@ -88,13 +88,12 @@ def survey(rows: Rows) -> pd.DataFrame:
         remarks += [] if row.get("cache", _USUAL) == _USUAL else [f"cache: {row['cache']}"]
         remarks += [] if invariant(row) in (None, table.EXACT) else [row["row_invariant"]]
         left = ", ".join(row.get("dtypes left out", ()))
-        remark = "; ".join(filter(None, (*remarks, left and f"not in {left}")))
         found.append({
             "architecture": row["architecture"], "verdict": table.verdict(row),
             "whole prompt cached": row.get(WHOLE, "not tried").removeprefix("prompt "),
             "row-invariant": invariant(row) or "not tried", "first operation, fp32": _operation(row, "float32"),
             "first operation, bf16": _operation(row, "bfloat16"), "drift, fp64": _drift(row, "float64"),
-            "remark": remark,
+            "remark": "; ".join(filter(None, (*remarks, left and f"not in {left}"))),
         })
     return pd.DataFrame(found)
 

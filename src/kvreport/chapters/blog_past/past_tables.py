@@ -102,9 +102,8 @@ def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
     everything = masked.config.num_hidden_layers
 
     def as_causal(decoder: bool, layers: int = everything) -> PreTrainedModel:
-        config = type(masked.config).from_dict(
-            masked.config.to_dict() | {"is_decoder": decoder, "num_hidden_layers": layers}
-        )
+        changes = {"is_decoder": decoder, "num_hidden_layers": layers}
+        config = type(masked.config).from_dict(masked.config.to_dict() | changes)
         with ExitStack() as stack, masked.device:
             stack.callback(logging.set_verbosity, logging.get_verbosity())
             # To be no decoder is what the post did, and what the class warns about.
@@ -175,8 +174,7 @@ def inputs(settings: PastTablesSettings) -> Inputs:
 
 
 def _texts(settings: PastTablesSettings, tokenizer) -> Iterator[tuple[str, str, list[int]]]:
-    posted = documents.published("blog-past")["text"]
-    yield named.POSTED, named.POSTED, tokenizer(posted)["input_ids"]
+    yield named.POSTED, named.POSTED, tokenizer(documents.published("blog-past")["text"])["input_ids"]
     for sample in corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed):
         # Encoded anew, so that every text has the special tokens that a call by hand would give it.
         text = tokenizer.decode(sample.ids, skip_special_tokens=True)

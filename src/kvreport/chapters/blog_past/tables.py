@@ -12,7 +12,7 @@ def variants(found: Found) -> pd.DataFrame:
     keys = list(measures.SPREAD.by)
     facts = found["texts"].groupby(keys, sort=False).agg(
         held=("held_share", "mean"), largest=("relative_spread", "max"), alone_equal=("alone", "sum"),
-            texts=("sample", "size")
+        texts=("sample", "size"),
     )
     table = joined({"spread": measures.SPREAD, "flips": measures.FLIPS}, found).join(facts, on=keys)
     return table[[*keys, "held", "spread", "largest", "alone_equal", "flips", "texts"]]

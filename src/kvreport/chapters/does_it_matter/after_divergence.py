@@ -90,6 +90,5 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "after_divergence", DoesItMatterSettings, inputs, measure, fields=first_divergence.EXPERIMENT.fields,
-    revision=2, work=work,
+    "after_divergence", DoesItMatterSettings, inputs, measure, first_divergence.EXPERIMENT.fields, revision=2, work=work
 )

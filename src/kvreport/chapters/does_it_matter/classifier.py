@@ -50,10 +50,8 @@ def fitting_texts(settings: DoesItMatterSettings, tokenizer) -> list[list[int]]:
     documents = [document.text for document in corpus.documents(settings.corpus, "train")]
     if not documents:
         raise UserError(f"corpus {settings.corpus!r} holds no text: name a folder of text files, or 'stdlib'")
-    if settings.corpus == "stdlib":
-        chosen = documents[:: max(1, len(documents) // settings.n_fit)][: settings.n_fit]
-    else:
-        chosen = documents[-settings.n_fit :]
+    evenly = documents[:: max(1, len(documents) // settings.n_fit)][: settings.n_fit]
+    chosen = evenly if settings.corpus == "stdlib" else documents[-settings.n_fit :]
     # More characters than so many tokens have are not worth encoding.
     most = 16 * settings.n_tokens
     return [tokenizer(text[:most], truncation=True, max_length=settings.n_tokens)["input_ids"] for text in chosen]

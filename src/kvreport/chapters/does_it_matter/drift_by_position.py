@@ -68,6 +68,5 @@ def work(settings: DoesItMatterSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "drift_by_position", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"longest", "n_long"},
-    work=work,
+    "drift_by_position", DoesItMatterSettings, inputs, measure, variants.FIELDS | {"longest", "n_long"}, work=work
 )

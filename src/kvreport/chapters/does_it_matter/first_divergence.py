@@ -55,8 +55,7 @@ def _divergence(baseline: Step, step: Step) -> Row:
 
 def prompt_length(settings: DoesItMatterSettings) -> int:
     """Return the tokens of a prompt: a quarter of the text, after what all chats begin with."""
-    tokenizer = kept.tokenizer(settings.model, settings.weights)
-    return corpus.opening(settings.corpus, tokenizer) + settings.n_tokens // 4
+    return corpus.opening(settings.corpus, kept.tokenizer(settings.model, settings.weights)) + settings.n_tokens // 4
 
 
 def n_written(settings: DoesItMatterSettings) -> int:
@@ -72,8 +71,7 @@ def inputs(settings: DoesItMatterSettings) -> Inputs:
 
 def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
     """Write and watch, in every dtype."""
-    length = prompt_length(settings)
-    samples = variants.texts(settings, settings.n_samples, length)
+    samples = variants.texts(settings, settings.n_samples, prompt_length(settings))
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
         only = dtype in settings.greedy_only
@@ -114,8 +112,7 @@ def diverge(
     together = write(model, prompts[filled], [samples[index] for index in filled], n_new_tokens, choose)
     yield from enumerate(watched(named.TOGETHER, baselines, together))
     for text, (single, sample, steps) in enumerate(zip(prompts.split(1), samples, baselines, strict=True)):
-        alone = write(model, single, [sample], n_new_tokens, choose)
-        yield text, watched(CACHED, [steps], alone)[0]
+        yield text, watched(CACHED, [steps], write(model, single, [sample], n_new_tokens, choose))[0]
         if cached_only:
             continue
         # The last token written is only predicted: the row before it is the last one that chose.

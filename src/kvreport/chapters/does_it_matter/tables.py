@@ -34,8 +34,7 @@ def axes(found: Found) -> pd.DataFrame:
     tails = {f"kl_{q}": grouped["kl"].quantile(q / 100) for q in (50, 95)} | {"kl_max": grouped["kl"].max()}
     tails |= {f"delta_p_{q}": grouped["delta_p"].quantile(q / 100) for q in (1, 50, 99)}
     tails |= {"bits_equal_share": grouped["bits_equal"].mean()}
-    parts = [counts, joined(columns, found).set_index(_CHANGE), pd.DataFrame(tails)]
-    return pd.concat(parts, axis=1).reset_index()
+    return pd.concat([counts, joined(columns, found).set_index(_CHANGE), pd.DataFrame(tails)], axis=1).reset_index()
 
 
 def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
@@ -103,8 +102,7 @@ def moved(found: Found) -> pd.DataFrame:
     keys = list(measures.MOVED.by)
     ties = found["texts that a change moves"].groupby(keys)[["tied", "near"]].sum()
     table = measures.MOVED_BESIDE.table(found).join(ties, on=keys).fillna({"tied": 0, "near": 0})
-    beside = table["beside"].map(lambda other: f", beside {other}" if other else "")
-    return table.assign(label=table["change"] + beside)
+    return table.assign(label=table["change"] + table["beside"].map(lambda other: f", beside {other}" if other else ""))
 
 
 def moved_grid(table: pd.DataFrame) -> pd.DataFrame:

@@ -30,12 +30,10 @@ def measure(
 ) -> None:
     """Score the texts in every way; rows also say what `of_cache` tells of a way's cache, and lack some columns."""
     samples = variants.texts(settings, settings.n_samples, settings.n_tokens + 1)
-    head = None
+    first = variants.Subject(settings, settings.dtypes[0]).baseline
+    head = classifier.fit(first.model, first.tokenizer, classifier.fitting_texts(settings, first.tokenizer))
     for dtype in settings.dtypes:
         subject = variants.Subject(settings, dtype)
-        if head is None:
-            tokenizer = subject.baseline.tokenizer
-            head = classifier.fit(subject.baseline.model, tokenizer, classifier.fitting_texts(settings, tokenizer))
         units = {f"{dtype}|{number}": group for number, group in enumerate(variants.groups(samples))}
         for unit, group in writer.pending(units, f"does it matter, {dtype}: group"):
             rows = (subject.about | row for row in score(subject, group, head, ways, of_cache))

@@ -77,8 +77,7 @@ def write(
         positions = (mask[:, :end].cumsum(-1) - 1).clamp(min=0)[:, start:]
         # MPT counts from the query and takes no positions.
         places = {} if model.config.model_type == "mpt" else {"position_ids": positions}
-        part = ids[:, start:end]
-        return model(part, attention_mask=mask[:, :end], logits_to_keep=keep, **places, **cached).logits
+        return model(ids[:, start:end], attention_mask=mask[:, :end], logits_to_keep=keep, **places, **cached).logits
 
     begun = 0
     if cache == named.PREFIX:

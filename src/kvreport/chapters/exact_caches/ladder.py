@@ -59,13 +59,8 @@ def _score(model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Ten
 
 def work(settings: ExactCachesSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    n_texts = len(RUNGS) * settings.n_samples
-    return Work(
-        settings.n_tokens, n_texts, settings.n_tokens * n_texts, settings.dtypes, in_fp64=settings.n_samples, copies=2
-    )
+    n_texts, n_tokens = len(RUNGS) * settings.n_samples, settings.n_tokens
+    return Work(n_tokens, n_texts, n_tokens * n_texts, settings.dtypes, in_fp64=settings.n_samples, copies=2)
 
 
-EXPERIMENT = Experiment(
-    "exact_ladder", ExactCachesSettings, inputs, measure,
-    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}), work=work,
-)
+EXPERIMENT = Experiment("exact_ladder", ExactCachesSettings, inputs, measure, paths.FIELDS, work=work)

@@ -55,8 +55,7 @@ def _fed_against(full: torch.Tensor, model: PreTrainedModel, ids: torch.Tensor, 
     found = []
     for part, rows in zip(ids.split(sizes, 1), full.split(sizes), strict=True):
         logits = model(part, past_key_values=cache, use_cache=True).logits[0]
-        pieces = zip(rows.split(_AT_A_TIME), logits.split(_AT_A_TIME), strict=True)
-        found += [paths.against(*piece) for piece in pieces]
+        found += [paths.against(*piece) for piece in zip(rows.split(_AT_A_TIME), logits.split(_AT_A_TIME), strict=True)]
     return {
         name: (max if name == "max_abs" else sum)(one[name] for one in found)
         for name in ("rows", "equal_rows", "max_abs", "flips")
@@ -97,7 +96,6 @@ def work(settings: ExactCachesSettings) -> Work:
 
 
 EXPERIMENT = Experiment(
-    "exact_lengths", ExactCachesSettings, inputs, measure, own_threads=True,
+    "exact_lengths", ExactCachesSettings, inputs, measure, own_threads=True, work=work,
     fields=frozenset({"model", "weights", "device", "seed", "corpus", "n_samples", "lengths", "threads", "dtypes"}),
-    work=work,
 )

@@ -117,7 +117,6 @@ def work(settings: ExactCachesSettings) -> Work:
     return Work(settings.n_tokens, 9 * n_texts, 2 * settings.n_tokens * n_texts, settings.dtypes)
 
 
-EXPERIMENT = Experiment(
-    "exact_ways", ExactCachesSettings, inputs, measure,
-    fields=frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"}), work=work,
-)
+# The settings on which the rows depend; models are among the inputs.
+FIELDS = frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"})
+EXPERIMENT = Experiment("exact_ways", ExactCachesSettings, inputs, measure, FIELDS, work=work)

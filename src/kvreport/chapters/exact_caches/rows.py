@@ -36,7 +36,7 @@ def _added(rows: pd.DataFrame, *keys: str, **more: tuple[str, str]) -> pd.DataFr
     """Add up rows over samples."""
     table = rows.groupby(list(keys), sort=False).agg(
         rows=("rows", "sum"), equal_rows=("equal_rows", "sum"), max_abs=("max_abs", "max"), flips=("flips", "sum"),
-            **more
+        **more,
     )
     return table.assign(share=table["equal_rows"] / table["rows"])
 

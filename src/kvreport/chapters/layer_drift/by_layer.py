@@ -39,8 +39,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
 
 def inputs(settings: LayerDriftSettings) -> Inputs:
     """Name both models and the corpus, and refuse what cannot be run."""
-    names = (settings.model, settings.reference_model)
-    return samples.inputs(settings, names, settings.n_samples, settings.n_tokens)
+    return samples.inputs(settings, (settings.model, settings.reference_model), settings.n_samples, settings.n_tokens)
 
 
 def measure(settings: LayerDriftSettings, made_of: Inputs, writer: Writer) -> None:

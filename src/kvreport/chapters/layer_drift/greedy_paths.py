@@ -146,8 +146,7 @@ def _rows(loaded: loading.Loaded, ids: torch.Tensor, length: int, limit: int | N
             ties = dict.fromkeys(named.TIES)
             if not diverged and step.token != alone.token:
                 ties, diverged = _ties(step, alone), True
-            text = loaded.tokenizer.decode([step.token])
-            yield {"method": method, "step": index, "text": text} | step.row() | ties
+            yield {"method": method, "step": index, "text": loaded.tokenizer.decode([step.token])} | step.row() | ties
             if diverged and not whole:
                 # After it the two decode different texts, and a loop that feeds all again takes long.
                 break

@@ -67,8 +67,7 @@ def layer_means(run: Run) -> pd.DataFrame:
 
 def _distinct(run: Run) -> pd.DataFrame:
     """Keep one copy of a prompt that several seeds drew: its rows are equal, and it is one unit."""
-    distinct = run.rows.drop_duplicates(["model", "dtype", "prompt", "method", "step"])
-    return distinct.sort_values("step", kind="stable")
+    return run.rows.drop_duplicates(["model", "dtype", "prompt", "method", "step"]).sort_values("step", kind="stable")
 
 
 def divergence(run: Run) -> pd.DataFrame:

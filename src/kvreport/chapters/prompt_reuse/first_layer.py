@@ -78,6 +78,4 @@ def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> N
         writer.append(unit, rows)
 
 
-EXPERIMENT = Experiment(
-    "first_layer", PromptReuseSettings, inputs, measure, fields=frozenset({"device", "seed", "dtypes"})
-)
+EXPERIMENT = Experiment("first_layer", PromptReuseSettings, inputs, measure, frozenset({"device", "seed", "dtypes"}))

@@ -131,8 +131,7 @@ def _prompts(continuations: pd.DataFrame) -> pd.DataFrame:
 
 def _tokenizer_boundaries(run: Run) -> pd.DataFrame:
     """List the cuts of each vocabulary, all of them first and then by place."""
-    lost = run.rows["prefix_tokens"] - run.rows["shared_tokens"]
-    rows = run.rows.assign(changes=run.rows["safe"] == 0, lost=lost)
+    rows = run.rows.assign(changes=run.rows["safe"] == 0, lost=run.rows["prefix_tokens"] - run.rows["shared_tokens"])
     return pd.concat(
         part for _, of in rows.groupby("tokenizer", sort=False)
         for part in (of.assign(place=ANYWHERE), *(of[of["place"] == place] for place in PLACES))

@@ -47,8 +47,7 @@ def tokenizers(settings: PromptReuseSettings, models: list[dict[str, Any]]) -> d
     found = {f"{style}-style": PreTrainedTokenizerFast(tokenizer_file=str(file)) for style, file in _SHIPPED.items()}
     for model in models:
         if model["weights"] in ("hub", "package", "gguf", "local"):
-            weights = samples.weights_of(settings, model["asked_for"])
-            found[model["name"]] = kept.tokenizer(model["asked_for"], weights)
+            found[model["name"]] = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
     return found
 
 

@@ -59,8 +59,7 @@ def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
 
 def work(settings: StaticCacheSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    longest = max(lengths(settings))
-    return Work(longest, 2 * len(lengths(settings)) * (_N_NEW + 2), dtypes=(settings.dtype,))
+    return Work(max(lengths(settings)), 2 * len(lengths(settings)) * (_N_NEW + 2), dtypes=(settings.dtype,))
 
 
 EXPERIMENT = Experiment(

@@ -20,6 +20,8 @@ from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 FASTEST = decoding.Way("static", True, True, True)
 _FIRST_STEPS = 3
+# The seconds of each step, and the tokens.
+Timed = tuple[list[float], list[int]]
 
 
 def inputs(settings: StaticCacheSettings) -> Inputs | None:
@@ -65,7 +67,7 @@ def in_the_middle(seconds: list[float]) -> Row:
     return {"n_steps": len(steps), "step_s": float(np.median(steps))}
 
 
-def steps_of(decoder: decoding.Decoder | OneCall, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+def steps_of(decoder: decoding.Decoder | OneCall, ids: torch.Tensor, count: int) -> Timed:
     """Decode, and return the seconds of each step, and the tokens."""
     token, seconds, tokens = decoder.start(ids), [], []
     for _ in range(count):
@@ -76,15 +78,13 @@ def steps_of(decoder: decoding.Decoder | OneCall, ids: torch.Tensor, count: int)
     return seconds, tokens
 
 
-def by_calls(
-    model: torch.nn.Module, room: int, pages: large_pages.LargePages, ids: torch.Tensor, count: int
-) -> tuple[list[float], list[int]]:
+def by_calls(model: torch.nn.Module, room: int, pages: large_pages.LargePages, ids: torch.Tensor, count: int) -> Timed:
     """Decode in one call a token, on large pages: the seconds of each step, and the tokens."""
     with pages.used():
         return steps_of(OneCall(model, room), ids, count)
 
 
-def _by_generate(model: torch.nn.Module, ids: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+def _by_generate(model: torch.nn.Module, ids: torch.Tensor, count: int) -> Timed:
     options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
     written, seconds = timing.timed(lambda: model.generate(ids, **options), ids.device)
     # The prefill is one of its steps; in so long a text that is little.

@@ -14,6 +14,5 @@ from kvreport.chapters.static_cache import (
 
 EXPERIMENTS = (
     speed.EXPERIMENT, memory_bandwidth.EXPERIMENT, memory.EXPERIMENT, shapes.EXPERIMENT, texts.EXPERIMENT,
-    step_budget.EXPERIMENT, weights_or_cache.EXPERIMENT, beside_llama_cpp.EXPERIMENT,
-    one_call.EXPERIMENT,
+    step_budget.EXPERIMENT, weights_or_cache.EXPERIMENT, beside_llama_cpp.EXPERIMENT, one_call.EXPERIMENT,
 )

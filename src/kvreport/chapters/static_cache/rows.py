@@ -111,8 +111,7 @@ def _first_steps(timed: pd.DataFrame) -> pd.DataFrame:
         all_s=("seconds", "sum"),
     )
     table = table.assign(compiles=(table["compiled"] * table["graphs"]) > 0, over_later=table["seconds"] / later)
-    order = loop["way"].unique()
-    return table.loc[order, ["compiles", "seconds", "all_s", "over_later"]].reset_index()
+    return table.loc[loop["way"].unique(), ["compiles", "seconds", "all_s", "over_later"]].reset_index()
 
 
 def _late_steps(steps: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,6 @@ tokens that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step
 """
 
 from collections import Counter
-from typing import Any, ClassVar
 
 import torch
 from torch._dynamo.utils import counters
@@ -30,6 +29,7 @@ _N_LENGTHS = 9
 _FEW = 4
 # Steps that come before the times: compilation, buffers, the code paths of a fresh graph.
 _FIRST_STEPS = 2
+_OPTIONS = {"none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"}}
 
 
 def ways(settings: StaticCacheSettings) -> list[Way]:
@@ -117,10 +117,6 @@ def _head(model: PreTrainedModel, n_tokens: int, repeat: int) -> Rows:
 class _Timed:
     """`generate` as the document calls it, and the one loop of `kvbook.measuring.decoding`, in each of its ways."""
 
-    _OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
-        "none": {"use_cache": False}, "dynamic": {}, "static": {"cache_implementation": "static"},
-    }
-
     def __init__(self, model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> None:
         self._model, self._ids = model, ids
         room = ids.shape[1] + settings.n_new_tokens
@@ -135,7 +131,7 @@ class _Timed:
         _, seconds = timing.timed(
             lambda: self._model.generate(
                 self._ids, attention_mask=torch.ones_like(self._ids), pad_token_id=0, do_sample=False,
-                max_new_tokens=count, min_new_tokens=count, **self._OPTIONS[cache],
+                max_new_tokens=count, min_new_tokens=count, **_OPTIONS[cache],
             ),
             self._model.device,
         )
@@ -180,8 +176,7 @@ class _Timed:
         """Take one step of the loop; count the graphs that were compiled for it."""
         before, context = graphs_compiled(), self._ids.shape[1] + step
         following, seconds = timing.timed(lambda: self.ways[way].step(token), token.device)
-        graphs = graphs_compiled() - before
-        return following, _row(way, repeat, phase, step, context, seconds, following.item(), graphs)
+        return following, _row(way, repeat, phase, step, context, seconds, following.item(), graphs_compiled() - before)
 
 
 def _row(

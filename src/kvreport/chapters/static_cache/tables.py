@@ -81,8 +81,7 @@ def phases_table(timed: pd.DataFrame) -> pd.DataFrame:
         row = {"way": way, "first step, s": f"{first:.2f}"}
         for phase, column in ((rows.PREFILL, "prefill, ms"), (rows.DECODE, "decode step, ms")):
             ms = 1e3 * some[some["phase"] == phase]["seconds"]
-            ends = estimates.Estimate(*ms.quantile([0.5, 0.05, 0.95]), "range")
-            row[column] = ends.text("{:.1f}") if len(ms) else ""
+            row[column] = estimates.Estimate(*ms.quantile([0.5, 0.05, 0.95]), "range").text("{:.1f}") if len(ms) else ""
         table.append(row)
     return pd.DataFrame(table)
 

@@ -14,7 +14,7 @@ from kvbook.models import kept, loading, placement
 from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 
 
 def _weights(settings: StaticCacheSettings) -> str:
@@ -67,6 +67,5 @@ def work(settings: StaticCacheSettings) -> Work:
 
 EXPERIMENT = Experiment(
     "static_texts", StaticCacheSettings, inputs, measure,
-    fields=frozenset({"text_model", "weights", "dtype", "device", "seed", "prompt", "n_new_tokens"}), revision=2,
-    work=work,
+    fields=FIELDS - {"model"} | {"text_model", "prompt", "n_new_tokens"}, revision=2, work=work,
 )

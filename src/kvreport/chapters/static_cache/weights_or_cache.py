@@ -16,7 +16,7 @@ from kvbook.models import placement
 from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import BATCHES
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 
 DTYPES = ("float32", "float16", "bfloat16")
 _STEPS = 11
@@ -70,11 +70,9 @@ def _steps(model: PreTrainedModel, batch: int, context: int) -> list[float]:
 
 def work(settings: StaticCacheSettings) -> Work:
     """Count the steps; a batch counts as its sequences."""
-    steps = len(settings.contexts) * sum(BATCHES) * (_STEPS + 1)
-    return Work(max(settings.contexts, default=1), 0, steps, DTYPES)
+    return Work(max(settings.contexts, default=1), 0, len(settings.contexts) * sum(BATCHES) * (_STEPS + 1), DTYPES)
 
 
 EXPERIMENT = Experiment(
-    "weights_or_cache", StaticCacheSettings, inputs, measure, timed=True, work=work,
-    fields=frozenset({"model", "weights", "device", "seed", "contexts"}),
+    "weights_or_cache", StaticCacheSettings, inputs, measure, FIELDS - {"dtype"} | {"contexts"}, timed=True, work=work
 )

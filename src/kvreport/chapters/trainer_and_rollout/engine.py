@@ -46,8 +46,7 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Write
                 columns = scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
                 columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)
             columns |= {named.ENGINE: torch.tensor([text["sampled"]]), named.ENGINE_READ: torch.tensor([text["read"]])}
-            new = ids[:, settings.prompt_tokens :]
-            rows += rollouts.rows_of([sample], new, columns, choosing.ends_of(low.model))
+            rows += rollouts.rows_of([sample], ids[:, settings.prompt_tokens :], columns, choosing.ends_of(low.model))
         writer.append(unit, rows)
 
 

@@ -46,8 +46,7 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Write
             ids = ids[: len(group)]
             columns |= scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
             columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)
-        new = ids[:, settings.prompt_tokens :]
-        writer.append(unit, rows_of(group, new, columns, choosing.ends_of(low.model)))
+        writer.append(unit, rows_of(group, ids[:, settings.prompt_tokens :], columns, choosing.ends_of(low.model)))
 
 
 def rows_of(group: list[corpus.Sample], new: torch.Tensor, columns: scoring.Columns, ends: set[int]) -> Rows:

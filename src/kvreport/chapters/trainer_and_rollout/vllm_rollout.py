@@ -34,8 +34,7 @@ def _batch(llm: LLM, asked: dict[str, Any], group: list[dict[str, Any]]) -> list
     found = []
     for prompt, text, one, scored in zip(prompts, texts, written, again, strict=True):
         sampled = [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)]
-        rest = range(len(prompt), len(text))
-        read = [scored.prompt_logprobs[place][text[place]].logprob for place in rest]
+        read = [scored.prompt_logprobs[place][text[place]].logprob for place in range(len(prompt), len(text))]
         found.append({"tokens": list(one.token_ids), "sampled": sampled, "read": read})
     return found
 

@@ -63,8 +63,7 @@ def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Write
         for way, (dtype, score) in SCORES.items():
             loaded = samples.load(settings, settings.model, dtype or settings.dtype)
             with torch.inference_mode():
-                given = ids.to(loaded.model.device)
-                columns |= {way: score(loaded.model, way, given, settings.prompt_tokens)[way]}
+                columns |= {way: score(loaded.model, way, ids.to(loaded.model.device), settings.prompt_tokens)[way]}
         scored = rollouts.rows_of(group, ids[:, settings.prompt_tokens :], columns, choosing.ends_of(loaded.model))
         sides = pd.concat(texts)[[named.ROLLOUT, named.TRAINER]].to_dict("records")
         writer.append(unit, [row | both for row, both in zip(scored, sides, strict=True)])
@@ -77,6 +76,4 @@ def work(settings: TrainerAndRolloutSettings) -> Work:
     return Work(settings.prompt_tokens + settings.new_tokens, 8 * settings.n_samples, steps, (settings.dtype,))
 
 
-EXPERIMENT = Experiment(
-    "rollout_ways", TrainerAndRolloutSettings, rollouts.inputs, measure, fields=rollouts.FIELDS, work=work
-)
+EXPERIMENT = Experiment("rollout_ways", TrainerAndRolloutSettings, rollouts.inputs, measure, rollouts.FIELDS, work=work)

@@ -134,6 +134,5 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
 
 
 EXPERIMENT = Experiment(
-    "attention_forms", WhereDriftBeginsSettings, inputs, measure,
-    fields=frozenset({"device", "seed", "dtypes", "key_lengths"}),
+    "attention_forms", WhereDriftBeginsSettings, inputs, measure, frozenset({"device", "seed", "dtypes", "key_lengths"})
 )

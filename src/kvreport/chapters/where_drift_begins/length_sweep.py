@@ -62,6 +62,4 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
     return Work(settings.longest // 2, n_passes, n_passes, settings.dtypes)
 
 
-EXPERIMENT = Experiment(
-    "length_sweep", WhereDriftBeginsSettings, inputs, measure, fields=FIELDS, work=work, revision=2
-)
+EXPERIMENT = Experiment("length_sweep", WhereDriftBeginsSettings, inputs, measure, FIELDS, work=work, revision=2)

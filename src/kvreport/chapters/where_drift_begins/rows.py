@@ -84,9 +84,8 @@ def _calls(run: Run) -> pd.DataFrame:
     rows = rows.assign(differing=rows["differing_calls"].where(_differs_itself(rows), 0))
     groups = rows.groupby([*_CASE, "pass", "kind", "source", "sample"], sort=False)
     table = groups[["calls", "differing"]].sum().reset_index()
-    return table.assign(
-        share=table["differing"] / table["calls"], tokens=lengths.said(run.about["settings"]["n_tokens"])
-    )
+    tokens = lengths.said(run.about["settings"]["n_tokens"])
+    return table.assign(share=table["differing"] / table["calls"], tokens=tokens)
 
 
 def _but_down_proj(run: Run) -> pd.DataFrame:
@@ -133,8 +132,7 @@ def _lengths(run: Run) -> pd.DataFrame:
 
 def _forms(run: Run) -> pd.DataFrame:
     """Share of rows that differ from the causal pass."""
-    groups = run.rows.groupby(["kernel", "dtype", "form", "keys"], sort=False)
-    sums = groups[["equal_rows", "compared_rows"]].sum()
+    sums = run.rows.groupby(["kernel", "dtype", "form", "keys"], sort=False)[["equal_rows", "compared_rows"]].sum()
     return (1 - sums["equal_rows"] / sums["compared_rows"]).rename("share").reset_index()
 
 
@@ -155,8 +153,7 @@ def _prompts(run: Run) -> pd.DataFrame:
 
 def _kernels(run: Run) -> pd.DataFrame:
     """Name what ran for each number of rows; of the attention, too, how many rows its products have at most."""
-    sizes = run.rows["shape"].str.extract(r"(?P<height>\d+)x(?P<terms>\d+)").apply(pd.to_numeric)
-    rows = run.rows.join(sizes)
+    rows = run.rows.join(run.rows["shape"].str.extract(r"(?P<height>\d+)x(?P<terms>\d+)").apply(pd.to_numeric))
     # A shape is reported of some calls only, and the attention's first product has its terms.
     rows["terms"] = rows.groupby("operation")["terms"].transform("min")
     groups = rows.groupby(["dtype", "operation", "rows"], sort=False)
@@ -169,8 +166,7 @@ def _orders(run: Run) -> pd.DataFrame:
     """Tell of every product whether its order is another than that of the most rows, and whether bits disagree."""
     rows = run.rows[run.rows["in_a_row"].notna()]
     other, differs = rows["order_equal"] == 0, rows["equal_rows"] < rows["rows"]
-    last = rows["operations"].str.contains("down_proj")
-    return rows.assign(other=other, unexplained=other != differs, last=last)
+    return rows.assign(other=other, unexplained=other != differs, last=rows["operations"].str.contains("down_proj"))
 
 
 def _with_threads(orders: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
 from kvbook.runs import threads
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.where_drift_begins import gemm_map, kernels
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, MULTIPLYING, UNREPORTED, WRITTEN
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
@@ -109,13 +109,13 @@ def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Take the products of every shape apart, and hold them against those of the most rows."""
-    by_shape: dict[tuple[str, bool, tuple[int, ...]], list[str]] = {}
+    # A case for each number of rows; an operation is named once.
+    by_shape: dict[tuple[str, bool, tuple[int, ...]], dict[str, None]] = {}
     for case in kernels.cases(settings):
-        alike = by_shape.setdefault((case["dtype"], case["operation"] == ATTENTION, tuple(case["sizes"])), [])
-        if case["operation"] not in alike:
-            alike.append(case["operation"])
+        shape = case["dtype"], case["operation"] == ATTENTION, tuple(case["sizes"])
+        by_shape.setdefault(shape, {})[case["operation"]] = None
     units = {
-        f"{count}|{dtype}|{operations[0]}": (count, dtype, operations, list(sizes))
+        f"{count}|{dtype}|{next(iter(operations))}": (count, dtype, list(operations), list(sizes))
         for count in settings.threads for (dtype, _, sizes), operations in by_shape.items()
     }
     for unit, (count, dtype, operations, sizes) in writer.pending(units, "order of sums: shape"):
@@ -127,9 +127,7 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
             writer.append(unit, [about | row for row in compare(settings, dtype, operations[0], sizes, profiled)])
 
 
-def compare(
-    settings: WhereDriftBeginsSettings, dtype: str, operation: str, sizes: list[int], profiled: bool
-) -> Iterator[dict[str, Any]]:
+def compare(settings: WhereDriftBeginsSettings, dtype: str, operation: str, sizes: list[int], profiled: bool) -> Rows:
     """Name what runs for each number of rows, and compare order and bits with those of the most rows."""
     most, of = max(settings.kernel_rows), getattr(torch, dtype)
     x, weight = (t.to(of) for t in gemm_map.factors(most, sizes[1], sizes[0], settings.seed))

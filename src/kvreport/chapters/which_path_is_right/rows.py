@@ -48,11 +48,9 @@ def pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def _logits(run: Run) -> pd.DataFrame:
     """Keep the logits of the dtypes under test, without the rows that try the reference."""
-    rows = run.rows[(run.rows["place"] == "logits") & ~run.rows["path"].isin([CHECK, AS_LOADED])]
-    return rows.assign(
-        closer=_closer(rows), difference=rows["nats"] - rows["nats_full"],
-            sharper=rows["entropy"] - rows["entropy_full"]
-    )
+    of = run.rows[(run.rows["place"] == "logits") & ~run.rows["path"].isin([CHECK, AS_LOADED])]
+    difference, sharper = of["nats"] - of["nats_full"], of["entropy"] - of["entropy_full"]
+    return of.assign(closer=_closer(of), difference=difference, sharper=sharper)
 
 
 def _closer(rows: pd.DataFrame) -> pd.Series:

@@ -15,6 +15,8 @@ from kvreport.chapters.from_scratch import rows
 from kvreport.chapters.from_scratch.gpt.memory import Keeping, Mask, RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
 
+Places = Literal["from 0", "absolute", "modulo", "forgotten"]
+
 
 class Reader:
     """A way to read a text that grows; each says what it feeds of a text, and at which positions.
@@ -67,10 +69,7 @@ class Window(Reader):
 
     remembers = False
 
-    def __init__(
-        self, model: ScratchGPT, positions: Literal["from 0", "absolute", "modulo"] = "from 0", hop: int = 1,
-        all_rows: bool = False,
-    ) -> None:
+    def __init__(self, model: ScratchGPT, positions: Places = "from 0", hop: int = 1, all_rows: bool = False) -> None:
         super().__init__(model)
         self.positions, self.hop, self.all_rows = positions, hop, all_rows
 
@@ -99,8 +98,8 @@ class Rolling(Reader):
     """
 
     def __init__(
-        self, model: ScratchGPT, positions: Literal["absolute", "modulo", "forgotten"] = "absolute",
-        prompt: Literal["last", "whole"] = "last", keeping: Keeping = "roll", mask: Mask = "none",
+        self, model: ScratchGPT, positions: Places = "absolute", prompt: Literal["last", "whole"] = "last",
+        keeping: Keeping = "roll", mask: Mask = "none",
     ) -> None:
         super().__init__(model, RollingMemory(model.shape.block, keeping, mask))
         self.positions, self.prompt = positions, prompt

@@ -116,8 +116,7 @@ def train(recipe: Recipe, destination: Path, corpus_name: str = "stdlib", device
         torch.manual_seed(training.step_seed(recipe, step))
         ids, targets, positions = (each.to(device) for each in batch(stream, recipe, step))
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-            logits = model(ids, positions)
-            return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            return functional.cross_entropy(model(ids, positions).flatten(0, 1).float(), targets.flatten())
 
     name = f"scratch-{fingerprint.of_values(about)[:8]}"
     log = training.run(name, model, [optimizer], recipe, lambda step: [recipe.rate_at(step)], loss_of)
