@@ -59,17 +59,14 @@ NO_TEXT = Bound(0, "arithmetic", "in no text")
 _PLAIN = DIFFERENCE.where(quantization="none")
 _QUANTIZED = DIFFERENCE.where(variant=named.NATIVE)
 _EIGHT_BITS = SPREAD.alike(series="model", by=("model",)).where(variant=named.NATIVE, quantization="8bit", trained=True)
+_WITH_PAST, _WITHOUT_PAST = (named.NATIVE, named.DECODER), (named.CACHE_OFF, named.NO_PAST)
 _HUNDREDTH = Bound(0.01, "ours", "a hundredth of the spread of the logits")
 STATEMENTS = {
-    "with-a-past-it-is-rounding": always(
-        _PLAIN.where(variant=(named.NATIVE, named.DECODER)), "below", ROUNDING, headline=True
-    ),
+    "with-a-past-it-is-rounding": always(_PLAIN.where(variant=_WITH_PAST), "below", ROUNDING, headline=True),
     "four-bits-too": always(_QUANTIZED.where(quantization="4bit"), "below", ROUNDING),
     "eight-bits-in-small-models": always(_QUANTIZED.where(quantization="8bit", trained=False), "below", ROUNDING),
     "eight-bits-cost-more": of_model(_EIGHT_BITS, "above", _HUNDREDTH),
-    "no-past-is-the-last-token-alone": always(
-        NOT_ALONE.where(variant=(named.CACHE_OFF, named.NO_PAST)), "at most", NO_TEXT
-    ),
+    "no-past-is-the-last-token-alone": always(NOT_ALONE.where(variant=_WITHOUT_PAST), "at most", NO_TEXT),
     "mask-loses-context": always(_PLAIN.where(variant=named.UPPER_LEFT), "above", ROUNDING),
     "positions-lost-too": always(_PLAIN.where(variant=named.NO_OFFSET), "above", ROUNDING),
     "mask-hides-positions": always(OTHER, "at most", Bound(0, "arithmetic", "one key leaves nothing to choose")),

@@ -87,6 +87,7 @@ FILES = Measure("files", rows="seams", estimate=distinct("source"), form="{:.0f}
 
 _FOUR_IN_FIVE = Bound(0.8, "ours", "four in five", "share")
 _NINE_IN_TEN = Bound(0.9, "ours", "nine in ten", "share")
+_ONE_SWITCH = (named.WHOLE_CACHE, named.FULL_ROWS)
 _ONE_IN_TEN = Bound(0.1, "ours", "one cut in ten", "share")
 STATEMENTS = {
     "ids-do-not-continue": of_model(MISMATCHED, "above", _FOUR_IN_FIVE, headline=True),
@@ -111,9 +112,7 @@ STATEMENTS = {
     "equal-query-lengths-equal-keys": always(KEYS.where(variant=named.FULL_ROWS, dtype=_FP32), "at most", NONE),
     "deeper-layers-differ": here(DEEPER, "above", NONE),
     "both-switches-leave-none": here(DIFFERING.where(variant=named.BOTH), "at most", NONE),
-    "one-switch-leaves-some": here(
-        DIFFERING.where(variant=(named.WHOLE_CACHE, named.FULL_ROWS)), "above", NONE, on="Intel"
-    ),
+    "one-switch-leaves-some": here(DIFFERING.where(variant=_ONE_SWITCH), "above", NONE, on="Intel"),
     "linear-layers-are-not-on-amd": here(CHANGE.where(variant=named.FULL_ROWS), "at most", NONE, on="AMD"),
     "one-switch-is-enough-on-amd": here(DIFFERING.where(variant=named.WHOLE_CACHE), "at most", NONE, on="AMD"),
 }

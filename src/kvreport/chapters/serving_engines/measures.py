@@ -66,18 +66,15 @@ OTHER_BITS = OTHER_TEXTS.alike(
 )
 _SERVERS = "vLLM", "llama.cpp", "OpenVINO GenAI"
 _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
-_HALF = Bound(0.5, "ours", "half a nat")
+_HALF, _TENFOLD = Bound(0.5, "ours", "half a nat"), Bound(10, "ours", "ten times", "ratio")
+_REUSE = {"way": named.WARM, "dtype": named.FP32}
 STATEMENTS = {
     "a-repeat-is-exact": of_model(MOVED.where(way=named.AGAIN), "at most", NONE),
     "vllm-is-exact": of_model(OTHER_BITS.where(engine="vLLM"), "at most", NONE),
-    "reuse-moves-two-engines": of_model(
-        OTHER_BITS.where(way=named.WARM, dtype=named.FP32, engine=_SERVERS[1:]), "above", NONE
-    ),
-    "vllm-in-fp32-is-closest": of_model(
-        ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", Bound(10, "ours", "ten times", "ratio")
-    ),
-    "reuse-writes-the-same-tokens": of_model(OTHER_TEXTS.where(way=named.WARM, dtype=named.FP32), "at most", NONE),
-    "reuse-moves-no-more-than-a-batch": of_model(OVER_BATCH.where(way=named.WARM, dtype=named.FP32), "below", _FAR),
+    "reuse-moves-two-engines": of_model(OTHER_BITS.where(**_REUSE, engine=_SERVERS[1:]), "above", NONE),
+    "vllm-in-fp32-is-closest": of_model(ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", _TENFOLD),
+    "reuse-writes-the-same-tokens": of_model(OTHER_TEXTS.where(**_REUSE), "at most", NONE),
+    "reuse-moves-no-more-than-a-batch": of_model(OVER_BATCH.where(**_REUSE), "below", _FAR),
     "speculation-tells-other-numbers": of_model(MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above", _HALF),
     "fusion-is-most-of-an-error": of_model(
         ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",

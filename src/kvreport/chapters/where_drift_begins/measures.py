@@ -12,7 +12,7 @@ from kvreport.publishing.verdicts import Claims
 
 # Operations that treat every row for itself.
 _ROW_WISE = ("embedding", "elementwise", "norm")
-_COARSE = ("float16", "bfloat16")
+_PRODUCTS, _COARSE = ("linear", "attention"), ("float16", "bfloat16")
 
 
 def _draws(forms: pd.DataFrame) -> float:
@@ -155,9 +155,7 @@ _SIXTEEN_ROWS = Bound(16, "ours", "as in the replay of 16 rows")
 STATEMENTS = {
     "one-row-linear-fp32": here(ONE_ROW.where(dtype="float32", kind="linear"), "above", _FOUR_IN_FIVE, headline=True),
     "one-row-attention-fp32": here(ATTENTION.where(dtype="float32"), "above", _FOUR_IN_FIVE),
-    "one-row-bf16": here(
-        ONE_ROW.where(dtype="bfloat16", kind=("linear", "attention")), "below", _ONE_IN_FIVE, headline=True
-    ),
+    "one-row-bf16": here(ONE_ROW.where(dtype="bfloat16", kind=_PRODUCTS), "below", _ONE_IN_FIVE, headline=True),
     "other-products-differ-in-bf16": here(OTHER_PRODUCTS, "above", NONE, on="Intel"),
     "down-proj-alone-in-bf16-on-amd": here(MOST_OTHER_PRODUCTS, "at most", NONE, on="AMD"),
     "row-wise-never": always(MOST_CALLS.where(kind=_ROW_WISE), "at most", NONE, headline=True),
