@@ -7,12 +7,13 @@ from transformers import DynamicCache
 
 from kvbook.exact.verification import fed
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import figures, lengths, measures, paths
 from kvreport.chapters.exact_caches import ladder as exact_ladder
+from kvreport.chapters.exact_caches import lengths, measures, paths
 from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
+from kvreport.publishing.wording import percent
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -118,9 +119,9 @@ def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, i
     assert strides[0] == (32, 32, 1)
 
 
-@pytest.mark.parametrize(("share", "written"), [(0.0, "0"), (0.1, "<1"), (99.9, ">99"), (100.0, "100"), (40.4, "40")])
-def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, written):
-    assert figures._whole(share) == written
+@pytest.mark.parametrize(("share", "said"), [(0, "0%"), (0.001, "<1%"), (0.999, ">99%"), (1, "100%"), (0.404, "40%")])
+def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, said):
+    assert percent(share) == said
 
 
 def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(measured):

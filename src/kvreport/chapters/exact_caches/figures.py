@@ -9,17 +9,17 @@ from matplotlib.colors import LinearSegmentedColormap
 
 from kvreport.chapters.exact_caches.rows import EXACT, STOCK
 from kvreport.publishing import style
-from kvreport.publishing.wording import DTYPES
+from kvreport.publishing.wording import DTYPES, percent
 
 _SHADES = LinearSegmentedColormap.from_list("identical", ["white", "#7ab8dc"])
 
 
 def _grid(shares: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Lay out one dtype's percentages: a row per model with stock arithmetic, and one for the mode over all."""
+    """Lay out one dtype's shares: a row per model with stock arithmetic, and one for the mode over all."""
     of_dtype = shares[shares["dtype"] == dtype]
     stock, exact = (of_dtype[of_dtype["arithmetic"] == name] for name in (STOCK, EXACT))
-    grid = 100 * stock.pivot(index="model", columns="way", values="share")
-    grid.loc["row-invariant: the lowest"] = 100 * exact.groupby("way")["share"].min()
+    grid = stock.pivot(index="model", columns="way", values="share")
+    grid.loc["row-invariant: the lowest"] = exact.groupby("way")["share"].min()
     return grid.loc[[*dict.fromkeys(stock["model"]), "row-invariant: the lowest"], list(dict.fromkeys(shares["way"]))]
 
 
@@ -31,24 +31,19 @@ def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.F
     height = 0.3 if book is None else 0.42
     fig, axes = style.panels(len(dtypes), 1, 0.9 + len(dtypes) * (0.35 + height * lines), sharex=True)
     for ax, (dtype, grid) in zip(axes[:, 0], grids.items(), strict=True):
-        ax.pcolormesh(grid.to_numpy(), cmap=_SHADES, vmin=0, vmax=100, edgecolors="#dddddd", linewidth=0.6)
+        ax.pcolormesh(grid.to_numpy(), cmap=_SHADES, vmin=0, vmax=1, edgecolors="#dddddd", linewidth=0.6)
         theirs = None if book is None or dtype not in set(book["dtype"]) else _grid(book, dtype)
         for (line, column), share in np.ndenumerate(grid.to_numpy()):
             model, way = grid.index[line], grid.columns[column]
-            # Rounded away from 0 and 100, which are said of none and of all.
-            text = _whole(share)
+            text = percent(share).rstrip("%")
             if theirs is not None and model in theirs.index and way in theirs:
-                text += f"\n({_whole(theirs.loc[model, way])})"
+                text += f"\n({percent(theirs.loc[model, way]).rstrip('%')})"
             ax.text(column + 0.5, line + 0.5, text, ha="center", va="center", fontsize=8.5)
         ax.axhline(len(grid) - 1, color="black", linewidth=1)
         style.name_cells(ax, grid.index, fontsize=8.5)
         ax.set_xticks(np.arange(grid.shape[1]) + 0.5, [textwrap.fill(way, 9) for way in grid.columns], fontsize=8.5)
         ax.set_title(DTYPES[dtype], loc="left", fontsize=10, fontweight="bold", color=style.DTYPE_COLOURS[dtype], pad=3)
     return fig
-
-
-def _whole(share: float) -> str:
-    return "<1" if 0 < share < 0.5 else ">99" if 99.5 <= share < 100 else f"{share:.0f}"
 
 
 def figure_ladder(table: pd.DataFrame) -> plt.Figure:

@@ -90,7 +90,7 @@ def figure_causes(causes: pd.DataFrame) -> plt.Figure:
 def figure_sizes(sizes: pd.DataFrame) -> plt.Figure:
     """Draw the gap past the block under each change, a marker for each of two sizes of model."""
     labels, models = list(dict.fromkeys(sizes["label"])), list(dict.fromkeys(sizes["size"]))
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.3 + 0.42 * len(labels)))
+    fig, ax = style.rows(labels, 1.3, 0.42, above=0.6)
     looks = ((style.GREY, "o", "white"), (style.VERMILION, "s", style.VERMILION))
     for shift, name, (colour, marker, face) in zip((-0.22, 0.22), models, looks, strict=True):
         rows = sizes[sizes["size"] == name]
@@ -100,7 +100,6 @@ def figure_sizes(sizes: pd.DataFrame) -> plt.Figure:
             marker=marker, markerfacecolor=face, markersize=5, linestyle="", label=name,
         )
     ax.axvline(0, **style.REFERENCE)
-    style.name_rows(ax, labels, above=0.6)
     ax.set_xlabel("loss minus the window's (nats)")
     return style.with_legend(fig, ax.get_legend_handles_labels()[0], 2)
 

@@ -1,10 +1,9 @@
 """Tables of the page on the models, as it shows them."""
 
-import re
-
 import pandas as pd
 
 from kvreport.chapters.models.rows import GIB, STORED
+from kvreport.publishing.wording import quoted
 
 _SCORES = {"model": "stand-in", "unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": "xz -9"}
 
@@ -14,9 +13,7 @@ def as_code(text: str) -> str:
     shown = "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)
     # Browsers show blanks that stand together as one, unless they are of the kind that does not break.
     shown = shown.replace("\n", "⏎").replace("\t", "→").replace("  ", "\u00a0\u00a0")
-    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
-    # The blanks are Markdown's own, for text that begins or ends with a backtick.
-    return f"{fence} {shown} {fence}"
+    return quoted(shown)
 
 
 _COUNTS = {"parameters": lambda count: f"{count / 1e6:,.{1 if count < 1e8 else 0}f} M", "vocabulary": "{:,}"}

@@ -1,12 +1,11 @@
 """Figures of the chapter on trainer and rollout."""
 
-from collections.abc import Sequence
-
 import matplotlib.pyplot as plt
 import pandas as pd
 
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import style
+from kvreport.publishing.wording import between
 
 
 def figure_mismatch(table: pd.DataFrame) -> plt.Figure:
@@ -19,8 +18,8 @@ def figure_mismatch(table: pd.DataFrame) -> plt.Figure:
         look = {"marker": style.MARKERS[which], "color": style.PALETTE[which], "markersize": 5}
         style.plot_estimate(ax, row.mean_abs, place, **look)
     for place, name in enumerate(names):
-        shares = [one.value for one in table.loc[table["compared"] == name, "outside"]]
-        ax.annotate(_span(shares), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+        shares = between((100 * one.value for one in table.loc[table["compared"] == name, "outside"]), "{:.0f}")
+        ax.annotate(f"{shares} %", (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
     ax.annotate("outside\n[0.9, 1.1]", (1.02, 1.01), xycoords="axes fraction", va="bottom", fontsize=9)
     # Rounding above, mistakes below.
     ax.axhline(sum(name in named.ROUNDING for name in names) - 0.5, color="#bbbbbb", linewidth=0.8)
@@ -28,11 +27,6 @@ def figure_mismatch(table: pd.DataFrame) -> plt.Figure:
     looks = zip(texts, style.PALETTE, style.MARKERS, strict=False)
     handles = [style.key(name, colour, marker=marker) for name, colour, marker in looks]
     return style.with_legend(fig, handles, len(handles))
-
-
-def _span(shares: Sequence[float]) -> str:
-    low, high = (f"{100 * end:.0f}" for end in (min(shares), max(shares)))
-    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def figure_ways(table: pd.DataFrame) -> plt.Figure:
