@@ -134,8 +134,7 @@ def test_the_time_left_follows_from_the_share_that_is_done():
 
 
 def test_all_of_the_work_is_counted_and_no_more(llama_folder, text_folder, monkeypatch):
-    made = []
-    stock = progress.Work
+    made, stock = [], progress.Work
     monkeypatch.setattr(progress, "Work", lambda *given: made.append(stock(*given)) or made[-1])
     check.check(asked(llama_folder, text_folder))
     assert made[0].done == pytest.approx(made[0].total, rel=0.05)

@@ -43,8 +43,7 @@ def test_the_shape_of_a_document_is_drawn_without_the_hub():
 
 
 def test_on_apples_gpu_float64_is_run_on_the_processor_and_the_report_says_so(llama_folder, text_folder, monkeypatch):
-    stock = loading.load
-    asked_of = []
+    stock, asked_of = loading.load, []
 
     def load(*given, device, **named):
         asked_of.append((named["dtype"], device))

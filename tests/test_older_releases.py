@@ -35,9 +35,7 @@ outcome = check.check(CheckSettings.checked(model="llama", n_samples=1, n_tokens
 small = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=99)).eval().double()
 kvbook.assert_cache_matches(small)
 plain = small.transformer.h[1].attn.forward
-small.transformer.h[1].attn.forward = lambda x, *given, **more: plain(
-    x * (1 + x.shape[1] % 2), *given, **more
-)
+small.transformer.h[1].attn.forward = lambda x, *given, **more: plain(x * (1 + x.shape[1] % 2), *given, **more)
 try:
     kvbook.assert_cache_matches(small)
     found = "nothing"

@@ -107,8 +107,7 @@ def test_control_a_cache_whose_lengths_are_foreseen_wrongly_is_refused_or_shows(
 
 def test_one_part_is_in_memory_at_a_time_and_a_use_of_any_other_gives_nan(made, tmp_path):
     models = opened(made, ["float32"])
-    model = models["float32"].model
-    there = []
+    model, there = models["float32"].model, []
 
     def look(_part):
         there.append([name for name, value in model.named_parameters() if value.untyped_storage().nbytes() > 4])

@@ -155,7 +155,7 @@ HQQ_OVER_QUANTO, ROWS_OVER_STRIDES = (
     for way, other in ((named.HQQ_4, named.QUANTO_4), (named.HQQ_ROWS, named.HQQ_4))
 )
 KEYS_OVER_VALUES = HQQ_OVER_QUANTO.alike(
-    "divergence with keys in 4 bits, over that with values", keep=(),
+    "divergence with keys in few bits, over that with values", keep=(),
     over=("way", lambda way, _: way.replace("keys", "values")),
 )
 OVER_DRIFT = QUANTIZED.alike(

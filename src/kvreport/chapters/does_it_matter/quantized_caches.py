@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, PretrainedConfig, QuantizedCache
-from transformers.cache_utils import BaseQuantizedLayer, HQQQuantizedLayer, QuantoQuantizedLayer
+from transformers.cache_utils import BaseQuantizedLayer, Fp8QuantizedLayer, HQQQuantizedLayer, QuantoQuantizedLayer
 
 from kvbook.measuring.rounded_caches import RoundedLayer
 from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
@@ -20,6 +20,8 @@ from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import teacher_forced, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
+# In a scale's place: these numbers are not rounded.
+_UNSCALED = "as they are"
 _PACKAGES = ("optimum-quanto", "hqq")
 _UNUSED = ("nll", "margin", "shift", "ulp", "decision_flip", "decision_right")
 
@@ -47,9 +49,30 @@ class OneSidedHQQLayer(_OneSided, HQQQuantizedLayer):
     """Ours: HQQ's layer, keys or values alone."""
 
 
+class OneSidedFp8Layer(Fp8QuantizedLayer):
+    """Ours: the fp8 layer, keys or values alone."""
+
+    def __init__(self, exact: str) -> None:
+        super().__init__()
+        self._exact = exact
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Take the first tokens."""
+        super().lazy_initialization(key_states, value_states)
+        # A side's scale is handed on to what rounds it.
+        states = {"key": key_states, "value": value_states}[self._exact]
+        setattr(self, f"_quantized_{self._exact}s", (states, _UNSCALED))
+
+    def _quantize(self, tensor: torch.Tensor, scale: Any = None) -> Any:
+        return (tensor, scale) if scale is _UNSCALED else super()._quantize(tensor, scale)
+
+    def _dequantize(self, held: Any) -> torch.Tensor:
+        return held[0] if held[1] is _UNSCALED else super()._dequantize(held)
+
+
 def one_sided(backend: str, exact: str) -> variants.MakeCache:
-    """Make caches of 4 bits of which keys, or values, stay as they are."""
-    layer = {"quanto": OneSidedQuantoLayer, "hqq": OneSidedHQQLayer}[backend]
+    """Make caches of a backend of which keys, or values, stay as they are."""
+    layer = {"quanto": OneSidedQuantoLayer, "hqq": OneSidedHQQLayer, "fp8": OneSidedFp8Layer}[backend]
 
     def make(config: PretrainedConfig, _length: int) -> Cache:
         cache = QuantizedCache(backend, config=config)

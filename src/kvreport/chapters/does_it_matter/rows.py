@@ -49,16 +49,17 @@ TWO_BITS = QUANTO_2, HQQ_2, OURS_2 = "quanto, 2 bits", "HQQ, 2 bits", "ours, 2 b
 BACKENDS = {
     QUANTO_4: ("quanto", {"nbits": 4}), "quanto, 4 bits by 32": ("quanto", {"nbits": 4, "q_group_size": 32}),
     "quanto, 4 bits by 128": ("quanto", {"nbits": 4, "q_group_size": 128}), QUANTO_2: ("quanto", {"nbits": 2}),
-    "quanto, 2 bits by 32": ("quanto", {"nbits": 2, "q_group_size": 32}), HQQ_8: ("hqq", {"nbits": 8}),
+    "quanto, 2 bits by 32": ("quanto", {"nbits": 2, "q_group_size": 32}),
+    "quanto, 2 bits by 128": ("quanto", {"nbits": 2, "q_group_size": 128}), HQQ_8: ("hqq", {"nbits": 8}),
     HQQ_4: ("hqq", {"nbits": 4}), "HQQ, 4 bits by 32": ("hqq", {"nbits": 4, "q_group_size": 32}),
     "HQQ, 4 bits by 128": ("hqq", {"nbits": 4, "q_group_size": 128}),
     HQQ_ROWS: ("hqq", {"nbits": 4, "axis_key": 1, "axis_value": 1}), "HQQ, 3 bits": ("hqq", {"nbits": 3}),
     HQQ_2: ("hqq", {"nbits": 2}), "HQQ, 2 bits by 32": ("hqq", {"nbits": 2, "q_group_size": 32}),
-    "HQQ, 1 bit": ("hqq", {"nbits": 1}),
+    "HQQ, 2 bits by 128": ("hqq", {"nbits": 2, "q_group_size": 128}), "HQQ, 1 bit": ("hqq", {"nbits": 1}),
 }
 ONE_SIDED = {
-    f"our {name}, {side}s in 4 bits": (backend, kept)
-    for name, backend in (("quanto", "quanto"), ("HQQ", "hqq")) for side, kept in (("key", "value"), ("value", "key"))
+    f"our {name}, {side}s in {bits} bits": (name.lower(), kept)
+    for name, bits in (("quanto", 4), ("HQQ", 4), ("fp8", 8)) for side, kept in (("key", "value"), ("value", "key"))
 }
 OF_BACKENDS = BACKENDS | ONE_SIDED
 ROUNDED = {
@@ -181,7 +182,11 @@ def _changes(run: Run) -> pd.DataFrame:
 
 
 def _in_few_bits(run: Run) -> pd.DataFrame:
-    return run.rows.assign(same_top=1 - run.rows["flip"], outside=outside(run.rows["dlogp"], NARROW))
+    rows = run.rows
+    # One scale for all that a layer holds is a thousandth of a bit to a number.
+    return rows.assign(
+        bits=rows["bits"].round(2), same_top=1 - rows["flip"], outside=outside(rows["dlogp"], NARROW)
+    )
 
 
 def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
