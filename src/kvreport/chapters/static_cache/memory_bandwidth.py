@@ -20,7 +20,7 @@ from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Elements of fp32: 256 MiB an array.
 _N = 1 << 26
-_REPEATS = 5
+_REPEATS = 10
 
 
 def inputs(settings: StaticCacheSettings) -> Inputs:
