@@ -58,12 +58,6 @@ def test_decision_equals_what_one_computes_by_hand():
     assert (equal.kl_nats, equal.top1_flip) == (0.0, False)
 
 
-def test_first_divergence_is_the_first_differing_place():
-    assert agreement.first_divergence([1, 2, 3], [1, 9, 3]) == 1
-    assert agreement.first_divergence([1, 2, 3], [1, 2, 3]) is None
-    assert agreement.first_divergence([1, 2, 3], [1, 2]) is None
-
-
 @pytest.fixture(params=["llama", "gpt2"])
 def model(request):
     # In double precision rounding is so small that nothing else can hide behind it.

@@ -136,4 +136,4 @@ def test_without_matplotlib_one_line_says_what_to_install(refused, tmp_path, mon
 
 
 def test_a_check_of_a_tokenizer_boundary_takes_none_of_these(refused):
-    assert "leave --json" in refused("check", "llama", "--prefix", "a", "--rest", "b", "--json")
+    assert "takes no --json" in refused("check", "llama", "--prefix", "a", "--rest", "b", "--json")

@@ -15,7 +15,7 @@ from refusing import refusal
 from small_models import generated, small_llama
 
 from kvbook.diagnosis import faults
-from kvbook.measuring import agreement, fp64_reference, rounded_caches
+from kvbook.measuring import caches, fp64_reference, rounded_caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvreport.chapters.does_it_matter import (
@@ -346,7 +346,8 @@ def test_what_reads_a_text_diverges_where_what_is_written_on_such_a_cache_does(s
         cache = rounded_caches.make(model.config, 4, 4)
         # It does not stop at the end token.
         rounded = generated(model, prompt, len(path), past_key_values=cache, eos_token_id=-1).sequences[0, 10:].tolist()
-        first = agreement.first_divergence(path, rounded)
+        shared = caches.shared_length(path, rounded)
+        first = None if shared == len(path) else shared
         row = found[text, variants.KV_INT4.name]
         seen.append(first)
         assert (row["steps"], row["parted"]) == ((len(path), 0) if first is None else (first + 1, 1)), text

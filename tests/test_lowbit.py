@@ -91,7 +91,7 @@ def test_bitsandbytes_remarks_are_kept_out_of_pages(load, caplog):
 def test_a_missing_library_is_one_line_that_names_it(load, monkeypatch, library):
     # As the import system notes a module that is not to be found.
     monkeypatch.setitem(sys.modules, library, None)
-    assert f"needs {library}: pip install" in refusal(load, quantization="8bit")
+    assert f"takes {library}: pip install" in refusal(load, quantization="8bit")
     load()
 
 

@@ -1,16 +1,17 @@
 """The command line: ``kvbook``, or ``python -m kvbook``; other packages add commands to it by entry point."""
 
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 import typer.core
-from typer import Argument, Option
+from typer import Option
 
 from kvbook import __version__, commands, garbage
-from kvbook.commands import Device, Weights, flag, text
+from kvbook.commands import Device, Weights, flag, given, text
 from kvbook.errors import UserError
 
 # Entry points of this group are functions that take the app and its group `models`.
@@ -62,30 +63,22 @@ def options(
 
 @app.command()
 def check(
-    model: Annotated[
-        str, Argument(help="A folder that save_pretrained wrote, a GGUF file, a hub id, a family's name, or a URL.")
-    ],
+    model: given("A folder that save_pretrained wrote, a GGUF file, a hub id, a family's name, or a URL."),
     weights: Weights = "stand-in",
     device: Device = "cpu",
-    dtypes: text(
-        "Such as float64,bfloat16; those that do not fit are left out.", show_default="two that decide"
-    ) = None,
+    dtypes: text("Such as float64,bfloat16; what does not fit is left out.", show_default="two that decide") = None,
     samples: Annotated[int, Option(min=1, help="How many texts.")] = 4,
     tokens: Annotated[int, Option(min=4, help="Tokens of a text, at most.")] = 24,
     corpus: Annotated[str, Option(help="stdlib, english, chat, or a folder of text files.")] = "stdlib",
     seed: Annotated[int, Option(min=0, help="Of the places where texts are cut, and of the bootstrap.")] = 0,
     thorough: flag("--thorough", "All dtypes; also windows, batch, padding, generate().") = False,
     cache_dtype: text("What the cache is meant to keep: float32, float16, bfloat16, fp8, int8, int4 or int2.") = None,
-    memory: text(
-        "As 8GB: stream the weights layer by layer, for a model that does not fit.", show_default="all"
-    ) = None,
+    memory: text("As 8GB: stream weights layer by layer, for models that do not fit.", show_default="all") = None,
     as_json: Json = False,
     plot: text("Also draw drift against roundoff into this .png file.") = None,
     report: Report = None,
     junit: JUnit = None,
-    repro: text(
-        "Of a bug, also write the smallest program of plain transformers that shows it to this .py file."
-    ) = None,
+    repro: text("Also write the smallest program of plain transformers that shows a bug to this .py file.") = None,
     prefix: text("Only check the tokenizer boundary after this text.") = None,
     rest: text("What follows the prefix.") = None,
     served: text("One of the server's models, if it has several.", "--model", **_SERVER) = None,
@@ -99,11 +92,10 @@ def check(
 
     The checkpoint is run as it is, its configuration's use_cache included.
     """
+    unused = {"--thorough": thorough, "--plot": plot, "--junit": junit, "--repro": repro}
     if model.startswith(("http://", "https://")):
-        unused = {"--dtypes": dtypes, "--thorough": thorough, "--cache-dtype": cache_dtype, "--memory": memory,
-                  "--plot": plot, "--junit": junit, "--repro": repro, "--prefix": prefix, "--rest": rest}
-        if given := [option for option, value in unused.items() if value]:
-            raise UserError(f"a check of a server takes no {' and no '.join(given)}: leave it out")
+        of_weights = {"--dtypes": dtypes, "--cache-dtype": cache_dtype, "--memory": memory}
+        _refuse("server", of_weights | unused | {"--prefix": prefix, "--rest": rest})
         _check_server(model, served, control, lengths, timeout, answers, remote, as_json, report)
     from kvbook.diagnosis import cores
     from kvbook.diagnosis.settings import CheckSettings
@@ -111,11 +103,8 @@ def check(
     # Before torch is imported, which takes its time: what is wrong with the question itself.
     if (prefix is None) != (rest is None):
         raise UserError("a tokenizer boundary lies between two texts: name both --prefix and --rest")
-    if prefix is not None and (as_json or plot or thorough or report or junit or repro):
-        raise UserError(
-            "a check of a tokenizer boundary has no JSON, no files and no further paths: "
-            "leave --json, --plot, --report, --junit, --repro and --thorough out"
-        )
+    if prefix is not None:
+        _refuse("tokenizer boundary", {"--json": as_json, "--report": report, **unused})
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
         seed=seed, thorough=thorough, cache_dtype=cache_dtype, memory=memory,
@@ -139,6 +128,12 @@ def check(
     raise typer.Exit(found.status)
 
 
+def _refuse(what: str, options: Mapping[str, object]) -> None:
+    """Refuse options for which this kind of check has no use."""
+    if asked := [option for option, value in options.items() if value]:
+        raise UserError(f"a check of a {what} takes no {' and no '.join(asked)}: leave it out")
+
+
 def _check_server(
     address: str, served: str | None, control: str | None, lengths: str, timeout: float, answers: str | None,
     remote: bool, as_json: bool, report: str | None,
@@ -150,13 +145,12 @@ def _check_server(
     asked, kept = checks.lengths_of(lengths), Path(answers) if answers else None
     if kept:
         commands.check_writable(kept.parent)
-    server = client.of(address, remote, timeout, served or "")
-    beside = client.of(control, remote, timeout, served or "") if control else None
+    servers = [client.of(one, remote, timeout, served or "") for one in (address, control) if one]
     if report:
         from kvbook.diagnosis import reports
 
         page = reports.named("report", report)
-    found = checks.check(server, beside, asked, kept)
+    found = checks.check(*servers, lengths=asked, rows=kept)
     if report:
         below = reports.preformatted(found.shortest.prompts if found.shortest else ())
         reports.write_page(
@@ -168,11 +162,9 @@ def _check_server(
 
 @app.command()
 def scores(
-    rollout: Annotated[str, Argument(metavar="A", help="The rollout's: .parquet, or JSON lines.")],
-    trainer: Annotated[str, Argument(metavar="B", help="The trainer's, of the same tokens.")],
-    control: Annotated[
-        list[str] | None, Option(help="B's computation in another shape, without a cache; may be repeated.")
-    ] = None,
+    rollout: given("The rollout's: .parquet, or JSON lines.", metavar="A"),
+    trainer: given("The trainer's, of the same tokens.", metavar="B"),
+    control: Annotated[list[str] | None, Option(help="B in another shape, without a cache; may be repeated.")] = None,
     as_json: Json = False,
     plot: text("Also draw both tables into this .png file.") = None,
 ) -> None:
@@ -194,9 +186,7 @@ def scores(
 
 @app.command()
 def show(
-    saved: Annotated[str, Argument(help="What `kvbook check --json` printed, in a file.")],
-    report: Report = None,
-    junit: JUnit = None,
+    saved: given("What `kvbook check --json` printed, in a file."), report: Report = None, junit: JUnit = None
 ) -> None:
     """Print a check that was saved as JSON, as lines; reports of older versions are read too."""
     from kvbook.diagnosis import outcome, reports

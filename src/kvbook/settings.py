@@ -123,12 +123,8 @@ class Settings(Strict, protected_namespaces=()):
         """
         shell_names = {"In", "Out", "exit", "quit", "open", "get_ipython"}
         values = {
-            name: value
-            for name, value in namespace.items()
-            if not name.startswith("_")
-            and name not in shell_names
-            and not isinstance(value, ModuleType | type)
-            and not callable(value)
+            name: value for name, value in namespace.items()
+            if not (name.startswith("_") or name in shell_names or isinstance(value, ModuleType) or callable(value))
         }
         return cls.checked(**values)
 

@@ -6,7 +6,7 @@ It runs the checkpoint as it is, in as many dtypes as the verdict needs, and say
 import math
 import time
 from collections.abc import Collection
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pandas as pd
@@ -189,11 +189,10 @@ class _Measured:
         declared = self.settings.cache_dtype
         if not (names := storage.narrower(dtype, declared)):
             return []
-        try:
-            found = list(storage.rows_of(model, dtype, self.texts, names, self.settings.seed, use_cache=True))
+        found = []
         # A class may want more of its cache than it hands over; undeclared, this would only have explained a verdict.
-        except Exception:
-            found = []
+        with suppress(Exception):
+            found = list(storage.rows_of(model, dtype, self.texts, names, self.settings.seed, use_cache=True))
         if any(row["drift"] for row in found):
             return found
         if declared:

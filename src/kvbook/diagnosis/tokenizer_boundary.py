@@ -12,22 +12,16 @@ def check(model: str, prefix: str, rest: str, weights: str = "stand-in") -> tupl
     tokenizer = loading.tokenizer(model, weights)
     whole, first = (tokenizer(text)["input_ids"] for text in (prefix + rest, prefix))
     shared = caches.shared_length(first, whole)
-    lines = [f"model     {Path(model).name}, its tokenizer"]
+    named = f"model     {Path(model).name}, its tokenizer"
     if shared == len(first):
-        lines.append(
-            f"verdict   no mismatch at the tokenizer boundary: the prefix's {shared} ids begin the whole text's ids, "
-            "so its cache can be reused"
-        )
-        return lines, SOUND
+        begins = f"the prefix's {shared} ids begin the whole text's ids, so its cache can be reused"
+        return [named, f"verdict   no mismatch at the tokenizer boundary: {begins}"], SOUND
     # As tokens: a space alone decodes to nothing.
     alone = " ".join(map(str, tokenizer.convert_ids_to_tokens(first[shared:])))
     there = str(tokenizer.convert_ids_to_tokens(whole[shared])) if shared < len(whole) else ""
-    lines.append(
-        f"verdict   bug: tokenizer boundary mismatch at token {shared}: alone the prefix ends with "
-        f"{alone!r}, in the whole text {there!r} stands there"
-    )
-    lines.append(
+    differ = f"alone the prefix ends with {alone!r}, in the whole text {there!r} stands there"
+    return [
+        named, f"verdict   bug: tokenizer boundary mismatch at token {shared}: {differ}",
         f"remedy    keep of the cache the {shared} tokens that both share (kvbook.measuring.caches.reusable),\n"
-        "  or append the rest's own ids to the prefix's ids in both passes"
-    )
-    return lines, BUG
+        "  or append the rest's own ids to the prefix's ids in both passes",
+    ], BUG

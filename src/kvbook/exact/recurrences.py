@@ -106,12 +106,9 @@ _kimi_delta = functools.partial(_delta, "recurrent_kimi_delta_attention")
 
 # What reads a text, by its name in transformers' modules; and what makes of it a loop of steps.
 _SCANS: dict[str, Callable[[ModuleType], Callable[..., Any]]] = {
-    "mamba2_chunk_scan": _mamba2,
-    "mamba_selective_scan": _mamba,
-    "torch_chunk_gated_delta_rule": _gated_delta,
-    "torch_recurrent_gated_delta_rule": _gated_delta,
-    "chunk_kimi_delta_attention": _kimi_delta,
-    "recurrent_kimi_delta_attention": _kimi_delta,
+    "mamba2_chunk_scan": _mamba2, "mamba_selective_scan": _mamba,
+    "torch_chunk_gated_delta_rule": _gated_delta, "torch_recurrent_gated_delta_rule": _gated_delta,
+    "chunk_kimi_delta_attention": _kimi_delta, "recurrent_kimi_delta_attention": _kimi_delta,
 }
 
 

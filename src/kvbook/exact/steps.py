@@ -40,10 +40,8 @@ def prepared(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., t
         if (
             not x.numel() == inner == x.shape[-1]
             # A module can be given other weights in place of these, and torch another number of threads.
-            or weight.data_ptr() != pointer
-            or torch.get_num_threads() != threads
-            or biased is (bias is None)
-            or torch.is_grad_enabled()
+            or weight.data_ptr() != pointer or torch.get_num_threads() != threads
+            or biased is (bias is None) or torch.is_grad_enabled()
         ):
             return None
         return times(x, bias)
@@ -59,11 +57,8 @@ def _watched(x: torch.Tensor) -> bool:
     """
     return (
         # First: such a mode sees whatever a tensor is asked.
-        torch._C._len_torch_function_stack() > 0
-        or torch._C._is_any_autocast_enabled()
-        or x.is_neg()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.maybe_current_level() is not None
+        torch._C._len_torch_function_stack() > 0 or torch._C._is_any_autocast_enabled() or x.is_neg()
+        or torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.maybe_current_level() is not None
     )
 
 
@@ -98,12 +93,9 @@ def _function(ours: Callable[..., torch.Tensor], stock: Callable[..., torch.Tens
     def function(*arguments: object, **options: object) -> torch.Tensor:
         x = arguments[0] if arguments else None
         directly = (
-            type(x) is torch.Tensor
-            and not _watched(x)
-            and x.is_cpu
+            type(x) is torch.Tensor and not _watched(x) and x.is_cpu
             and (len(arguments) == 1 or type(arguments[1]) in (int, float))
-            and (not options or options == _NOT_IN_PLACE)
-            and not torch.is_grad_enabled()
+            and (not options or options == _NOT_IN_PLACE) and not torch.is_grad_enabled()
         )
         return ours(*arguments) if directly else stock(*arguments, **options)
 

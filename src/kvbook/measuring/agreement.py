@@ -153,18 +153,6 @@ def bits_equal(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return one == two
 
 
-def first_divergence(reference: list[int], other: list[int]) -> int | None:
-    """Return the index of the first token that differs, or None when the shorter list is a prefix of the longer.
-
-    Parameters
-    ----------
-    reference, other : list of int
-        Token ids.
-    """
-    return next((i for i, (a, b) in enumerate(zip(reference, other, strict=False)) if a != b), None)
-
-
-
 def ulps(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Count the representable numbers between two computations of each element: 0 is equal, 1 is the next number.
 

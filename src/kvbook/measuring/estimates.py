@@ -298,8 +298,7 @@ def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
     """Return the geometric mean ratio over layers with its bootstrap interval, the draws paired."""
     return percentiles(
         np.exp((np.log(numerator.mean) - np.log(denominator.mean)).mean()),
-        np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)),
-        numerator.kind,
+        np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)), numerator.kind,
     )
 
 

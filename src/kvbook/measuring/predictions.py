@@ -93,14 +93,10 @@ def _compare(reference: torch.Tensor, other: torch.Tensor, targets: torch.Tensor
         dlogp[far] = (two - one).gather(1, at[far])[:, 0].to(exact)
     chosen = difference.gather(1, top.indices)
     return Scores(
-        nll=-logp.gather(1, at)[:, 0],
-        dlogp=dlogp,
+        nll=-logp.gather(1, at)[:, 0], dlogp=dlogp,
         # What is left of rounding can put equal distributions a hair below zero.
-        kl=kl.clamp(min=0),
-        flip=flip.to(exact),
-        margin=top.values[:, 0] - top.values[:, 1],
-        shift=chosen[:, 0] - chosen[:, 1],
-        ulp=ulp.to(exact),
+        kl=kl.clamp(min=0), flip=flip.to(exact),
+        margin=top.values[:, 0] - top.values[:, 1], shift=chosen[:, 0] - chosen[:, 1], ulp=ulp.to(exact),
     )
 
 

@@ -59,8 +59,7 @@ def unpack(file: Path) -> Path:
         For a file that is not there, is damaged, is of an architecture or has positions that transformers does not
         read; for a missing library, or too little memory or room on the disk.
     """
-    if missing := placement.missing(*_LIBRARIES):
-        raise UserError(f"to read {file.name} takes {' and '.join(missing)}: pip install {' '.join(missing)}")
+    placement.need(f"to read {file.name}", *_LIBRARIES)
     try:
         with file.open("rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC:
@@ -102,10 +101,8 @@ def _write(file: Path, sha256: str, made: Path) -> None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     about = {
-        "gguf_sha256": sha256,
-        "weights_sha256": fingerprint.of_file(made / "model.safetensors"),
-        "transformers": transformers.__version__,
-        "gguf": importlib.metadata.version("gguf"),
+        "gguf_sha256": sha256, "weights_sha256": fingerprint.of_file(made / "model.safetensors"),
+        "transformers": transformers.__version__, "gguf": importlib.metadata.version("gguf"),
     }
     (made / unpacked.ORIGIN).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
 

@@ -39,11 +39,7 @@ def check(quantization: str) -> None:
         return
     if quantization not in _BYTES:
         raise UserError(f"quantization {quantization!r} is unknown: use 'none', {', '.join(map(repr, _BYTES))}")
-    if missing := placement.missing(*_LIBRARIES):
-        raise UserError(
-            f"quantization {quantization!r} needs {' and '.join(missing)}: pip install {' '.join(missing)}, "
-            "or leave quantization at 'none'"
-        )
+    placement.need(f"quantization {quantization!r}", *_LIBRARIES, otherwise=", or leave quantization at 'none'")
 
 
 def identity(quantization: str) -> dict[str, str]:
@@ -72,9 +68,8 @@ def options(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
     """Return what `from_pretrained` takes for a quantization; nothing for ``"none"``."""
     if quantization == "none":
         return {}
-    if quantization == "8bit":
-        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-    return {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype)}
+    how = {"load_in_8bit": True} if quantization == "8bit" else {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
+    return {"quantization_config": BitsAndBytesConfig(**how)}
 
 
 def every_linear_found(quantization: str) -> AbstractContextManager[None]:

@@ -84,6 +84,12 @@ def missing(*libraries: str) -> list[str]:
     return [library for library in libraries if importlib.util.find_spec(library) is None]
 
 
+def need(what: str, *libraries: str, otherwise: str = "") -> None:
+    """Refuse what takes libraries of which one is not installed."""
+    if absent := missing(*libraries):
+        raise UserError(f"{what} takes {' and '.join(absent)}: pip install {' '.join(absent)}{otherwise}")
+
+
 def _gib(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.1f} GiB"
 

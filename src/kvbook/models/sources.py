@@ -91,11 +91,8 @@ def _folder(path: Path, source: Source, name: str, needs_weights: bool = True) -
 
 def _adapted(path: Path) -> Where:
     """Find the model of an adapter by the name that PEFT wrote into its folder."""
-    if placement.missing("peft"):
-        raise UserError(
-            f"{path} holds an adapter of PEFT: pip install peft, or merge it into its model "
-            "(`model.merge_and_unload()`), save that with `save_pretrained`, and name its folder"
-        )
+    merged = "(`model.merge_and_unload()`), save that with `save_pretrained`, and name its folder"
+    placement.need(f"{path}, an adapter,", "peft", otherwise=f", or merge it into its model {merged}")
     try:
         base = json.loads((path / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError) as error:

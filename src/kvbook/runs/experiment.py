@@ -84,9 +84,7 @@ class Experiment(Generic[Asked]):
         with threads.share(whole=self.timed):
             made_of = {
                 "settings": settings.model_dump(mode="json", include=None if self.fields is None else set(self.fields)),
-                "revision": self.revision,
-                "source": self.source,
-                **inputs,
+                "revision": self.revision, "source": self.source, **inputs,
                 "machine": machine.describe(settings.device),
             }
             return records.run(self.name, made_of, measure, note={"commit": machine.commit()})

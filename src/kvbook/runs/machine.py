@@ -23,10 +23,8 @@ UNKNOWN = "unknown"
 _CPUINFO = Path("/proc/cpuinfo")
 # What Linux calls each on x86, and on Arm.
 _IDENTITY = {
-    "vendor": ("vendor_id", "CPU implementer"),
-    "family": ("cpu family", "CPU architecture"),
-    "model": ("model", "CPU part"),
-    "stepping": ("stepping", "CPU revision"),
+    "vendor": ("vendor_id", "CPU implementer"), "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"), "stepping": ("stepping", "CPU revision"),
 }
 # The vector and matrix instructions from which a library chooses its kernels; a processor lists a hundred others.
 _INSTRUCTIONS = (
@@ -114,18 +112,11 @@ def describe(device: str) -> dict[str, Any]:
     import torch
 
     about: dict[str, Any] = {
-        "device": device,
-        "device_name": device_name(device),
-        "processor": _processor(),
-        "cpu": identity(_cpuinfo()),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        "device": device, "device_name": device_name(device), "processor": _processor(), "cpu": identity(_cpuinfo()),
+        "threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(), "python": platform.python_version(), "torch": torch.__version__,
         # Not by importing it, which takes a second that whoever draws a chapter would wait.
-        "transformers": importlib.metadata.version("transformers"),
-        "kvbook": __version__,
+        "transformers": importlib.metadata.version("transformers"), "kvbook": __version__,
     }
     if torch.device(device).type == "cuda":
         about["cuda"] = torch.version.cuda or UNKNOWN

@@ -199,8 +199,7 @@ def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.Dat
         other_token=joined["B"]["token"].to_numpy(), rollout=a, trainer=b,
         controls=[joined[name]["logprob"].to_numpy() for name in joined if name != "B"],
         step=rollout["step"].to_numpy() if "step" in rollout else None,
-        top=(_top(rollout), _top(joined["B"])) if all(tops) else None,
-        left_out=len(trainer) - len(rollout),
+        top=(_top(rollout), _top(joined["B"])) if all(tops) else None, left_out=len(trainer) - len(rollout),
     )
 
 

@@ -102,9 +102,7 @@ def _only_model(server: client.Client) -> str:
     return names[0]
 
 
-def _all(
-    session: Session, first: str, lengths: Sequence[int], not_tried: list[str]
-) -> Iterator[Comparison]:
+def _all(session: Session, first: str, lengths: Sequence[int], not_tried: list[str]) -> Iterator[Comparison]:
     """Find out how to ask, then compare at one length after the other, the shortest first."""
     probe = prompts.pieces(first, 0, max(lengths))
     session.settle("".join(probe) + prompts.question(probe, 0.5))
