@@ -128,9 +128,8 @@ def read(text: str, name: str) -> Outcome:
         raise UserError(f"{name} is no report of `kvbook check --json`: name one") from None
     # Version 1 lacks a verdict that 2 has, and nothing else.
     if version not in (1, SCHEMA):
-        raise UserError(
-            f"{name} has schema version {version}, and this kvbook reads 1 to {SCHEMA}: take the kvbook that wrote it"
-        )
+        known = f"and this kvbook reads 1 to {SCHEMA}: take the kvbook that wrote it"
+        raise UserError(f"{name} has schema version {version}, {known}")
     try:
         return Outcome.model_validate(told | {"schema_version": SCHEMA})
     except ValidationError as error:

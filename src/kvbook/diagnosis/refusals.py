@@ -32,9 +32,8 @@ def in_one_line(name: str) -> Iterator[None]:
     except Exception as error:
         none = isinstance(error, AttributeError) and error.name == "past_key_values"
         reason = "its class returns none" if none else f"{type(error).__name__}: {hub.first_line(error)}"
-        raise UserError(
-            f"{name} cannot be run with past_key_values ({reason}): this check is for models that take them"
-        ) from error
+        remedy = "this check is for models that take them"
+        raise UserError(f"{name} cannot be run with past_key_values ({reason}): {remedy}") from error
 
 
 def refuse_encoder(name: str, config: PretrainedConfig) -> None:
@@ -42,30 +41,23 @@ def refuse_encoder(name: str, config: PretrainedConfig) -> None:
     if decoders.has_encoder(config):
         return
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(
-            f"{name} is an encoder-decoder whose source is no text: this check has none to give it; check a loop that "
-            "decodes with it (kvbook.check_step)"
-        )
+        none = "this check has none to give it; check a loop that decodes with it (kvbook.check_step)"
+        raise UserError(f"{name} is an encoder-decoder whose source is no text: {none}")
     encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(config, "is_decoder", None) is False
     if encoder or loading.is_masked(config):
-        raise UserError(
-            f"{name} is a masked model: each token sees those after it too, so a cache of earlier tokens cannot give "
-            "what the full pass gives, and its classes return none; set is_decoder=true in its configuration to make "
-            "it causal"
-        )
+        why = "each token sees those after it too, so no cache of earlier ones can give what the full pass gives"
+        remedy = "set is_decoder=true in its configuration to make it causal"
+        raise UserError(f"{name} is a masked model: {why}, and its classes return none; {remedy}")
 
 
-def refuse_not_finite(
-    name: str, dtype: str, weights: Iterable[tuple[str, torch.Tensor]], rows: list[dict[str, Any]]
-) -> None:
+def refuse_not_finite(name: str, dtype: str, weights: Iterable[tuple[str, torch.Tensor]], rows: Iterable[dict]) -> None:
     """Name the weights that are NaN, where the full pass is."""
     # Weights of a wider dtype may be out of the range of fp16.
     if dtype == "float16" or all(row["drift"] == row["drift"] for row in rows):
         return
     if wrong := [path for path, weight in weights if not weight.isfinite().all()]:
-        raise OfTheModelError(
-            f"{name}: the weights hold NaN or infinity ({wrong[0]}, {len(wrong)} in all): fetch or save them again"
-        )
+        where = f"({wrong[0]}, {len(wrong)} in all)"
+        raise OfTheModelError(f"{name}: the weights hold NaN or infinity {where}: fetch or save them again")
 
 
 def refuse_reference(

@@ -23,10 +23,8 @@ def samples_of(
     """Cut the texts of a check."""
     found = list(corpus.samples(corpus_name, tokenizer, n_samples, n_tokens))
     if short := [sample for sample in found if len(sample.ids) < probe.SHORTEST]:
-        raise UserError(
-            f"{short[0].source} has {len(short[0].ids)} tokens, fewer than {probe.SHORTEST}: "
-            "name a folder of longer texts"
-        )
+        has = f"{short[0].source} has {len(short[0].ids)} tokens"
+        raise UserError(f"{has}, fewer than {probe.SHORTEST}: name a folder of longer texts")
     return found
 
 

@@ -191,9 +191,8 @@ def _storage(run: "_Run", offs: list[np.ndarray], dtype: str, declared: str | No
     # A state may be anything; without a declaration this would only have explained a verdict.
     except Exception as error:
         if declared:
-            raise UserError(
-                f"storage in {storage.said(declared)}: the state cannot be copied and changed ({type(error).__name__})"
-            ) from error
+            why = f"the state cannot be copied and changed ({type(error).__name__})"
+            raise UserError(f"storage in {storage.said(declared)}: {why}") from error
         return None
     if declared and not of_formats[declared].any():
         lacks = "the state holds no numbers of floating point or of 8 bits to be changed"

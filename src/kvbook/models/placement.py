@@ -13,6 +13,7 @@ from kvbook.errors import UserError
 # Activations, the allocator's slack and the cache come on top of the weights; a prediction that ignored them would let
 # the kernel's out-of-memory killer answer instead of us.
 _HEADROOM = 1.15
+_LESS = "a 16-bit dtype or quantization"
 
 DeviceMap = dict[str, torch.device] | Literal["auto"]
 
@@ -98,10 +99,8 @@ def check_memory(what: str, n_bytes: float, device: torch.device) -> None:
     """Refuse a load that cannot fit, before it starts."""
     needed, free = n_bytes * _HEADROOM, free_bytes(device)
     if needed > free:
-        raise UserError(
-            f"{what} needs about {_gib(needed)} and {device} has {_gib(free)} free: "
-            "choose a smaller model, a 16-bit dtype, quantization, or another device"
-        )
+        remedy = "choose a smaller model, a 16-bit dtype, quantization, or another device"
+        raise UserError(f"{what} needs about {_gib(needed)} and {device} has {_gib(free)} free: {remedy}")
 
 
 def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
@@ -113,15 +112,11 @@ def device_map(what: str, n_bytes: float, device: torch.device) -> DeviceMap:
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     free = sum(map(free_bytes, gpus)) + free_bytes(torch.device("cpu"))
     if needed > free:
-        raise UserError(
-            f"{what} needs about {_gib(needed)}; all GPUs and the host together have {_gib(free)} free: "
-            "choose a smaller model, a 16-bit dtype or quantization"
-        )
+        has = f"all GPUs and the host together have {_gib(free)} free"
+        raise UserError(f"{what} needs about {_gib(needed)}; {has}: choose a smaller model, {_LESS}")
     # transformers spreads weights with it.
     if missing("accelerate"):
-        raise UserError(
-            f"{what} needs about {_gib(needed)} and {device} has {_gib(free_bytes(device))} free: "
-            "pip install accelerate, which spreads it over all GPUs and the host, "
-            "or choose a 16-bit dtype or quantization"
-        )
+        has = f"{device} has {_gib(free_bytes(device))} free"
+        spread = "pip install accelerate, which spreads it over all GPUs and the host"
+        raise UserError(f"{what} needs about {_gib(needed)} and {has}: {spread}, or choose {_LESS}")
     return "auto"

@@ -69,10 +69,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def refuse_lacking(folder: str | Path, missing: list[str]) -> None:
     """Refuse a checkpoint that lacks weights, if any are missing."""
     if missing:
-        raise UserError(
-            f"{folder} lacks weights of its language model ({missing[0]}, {len(missing)} in all): "
-            "save the whole model there, with its head"
-        )
+        lacks = f"lacks weights of its language model ({missing[0]}, {len(missing)} in all)"
+        raise UserError(f"{folder} {lacks}: save the whole model there, with its head")
 
 
 def _folder(path: Path, source: Source, name: str, needs_weights: bool = True) -> Where:
@@ -98,10 +96,8 @@ def _adapted(path: Path) -> Where:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}/adapter_config.json cannot be read: save the adapter again") from error
     if not base or not (Path(base).is_dir() or str(base).count("/") == 1):
-        raise UserError(
-            f"{path} holds an adapter of PEFT, and its model {base!r} is not there: write its folder or hub id into "
-            'adapter_config.json ("base_model_name_or_path")'
-        )
+        remedy = 'write its folder or hub id into adapter_config.json ("base_model_name_or_path")'
+        raise UserError(f"{path} holds an adapter of PEFT, and its model {base!r} is not there: {remedy}")
     return replace(resolve(str(base), "local"), name=path.name, adapter=str(path))
 
 
@@ -130,10 +126,8 @@ def identity(where: Where, seed: int) -> dict[str, Any]:
         return {"sha256": sha256}
     origin = unpacked.origin(folder)
     if sha256 != origin["weights_sha256"]:
-        raise UserError(
-            f"{folder}: the weights are not those that were unpacked there: delete the folder, then "
-            "run `python -m kvbook models fetch`, or name the GGUF file again"
-        )
+        remedy = "delete the folder, then run `python -m kvbook models fetch`, or name the GGUF file again"
+        raise UserError(f"{folder}: the weights are not those that were unpacked there: {remedy}")
     return {"sha256": sha256, "gguf_sha256": origin["gguf_sha256"]}
 
 
@@ -169,10 +163,8 @@ def resolve(model: str, weights: str) -> Where:
     elif model.count("/") == 1 and not model.startswith((".", "/", "~")):
         found = _hub(model, model)
     else:
-        raise UserError(
-            f"model {model!r} is neither a family ({', '.join(families)}), nor an existing folder or GGUF file, "
-            "nor a hub id (owner/name)"
-        )
+        others = "nor an existing folder or GGUF file, nor a hub id (owner/name)"
+        raise UserError(f"model {model!r} is neither a family ({', '.join(families)}), {others}")
     return replace(found, source="random") if weights == "random" else found
 
 
@@ -190,10 +182,8 @@ def _family(family: registry.Family, weights: str) -> Where:
     standin = paths.STANDINS / name
     if weights == "stand-in":
         if not standin.is_dir():
-            raise UserError(
-                f"{standin} is missing: run this in the book's checkout, which ships most stand-ins, or name a folder "
-                "or hub id"
-            )
+            remedy = "run this in the book's checkout, which ships most stand-ins, or name a folder or hub id"
+            raise UserError(f"{standin} is missing: {remedy}")
         return _folder(standin, "stand-in", name)
     if weights == "package":
         return _folder(packages.folder(name), "package", packages.of_family(name).title)

@@ -54,7 +54,5 @@ def check_room(n_bytes: float, folder: Path) -> None:
     """Refuse what will not fit on a folder's disk, before it starts."""
     free = shutil.disk_usage(folder).free
     if n_bytes > free:
-        raise UserError(
-            f"{folder} needs {n_bytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free: "
-            "free some, or name another folder in KVBOOK_BUILD"
-        )
+        needs = f"{folder} needs {n_bytes / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free"
+        raise UserError(f"{needs}: free some, or name another folder in KVBOOK_BUILD")

@@ -87,10 +87,8 @@ def _read(folder: str, current: int) -> records.Run:
     run = records.load(paths.RECORDED_RUNS / folder)
     # Runs from before there were revisions are of the first one.
     if (revision := run.about.get("revision", 1)) != current:
-        raise UserError(
-            f"{paths.EVIDENCE}: {folder} is of revision {revision}, and {folder.partition('/')[0]} is at {current}: "
-            "record a run of today's and cite that"
-        )
+        old = f"{folder} is of revision {revision}, and {folder.partition('/')[0]} is at {current}"
+        raise UserError(f"{paths.EVIDENCE}: {old}: record a run of today's and cite that")
     return run
 
 

@@ -121,10 +121,8 @@ def _columns(path: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
     try:
         return pd.DataFrame({name: [row[name] for row in rows] for name in names})
     except KeyError as error:
-        known = ", ".join(adapter.name for adapter in adapters.ADAPTERS)
-        raise UserError(
-            f"{path}: a row has no {error.args[0]}; rows have {', '.join(COLUMNS)}, or are of {known}"
-        ) from None
+        known = f"{', '.join(COLUMNS)}, or are of {', '.join(adapter.name for adapter in adapters.ADAPTERS)}"
+        raise UserError(f"{path}: a row has no {error.args[0]}; rows have {known}") from None
 
 
 def frame(given: Any, mask: Any = None) -> pd.DataFrame:
@@ -220,8 +218,7 @@ def _of_rows(rollout: pd.DataFrame, table: pd.DataFrame, name: str) -> pd.DataFr
     found = pd.MultiIndex.from_frame(table[keys]).get_indexer(pd.MultiIndex.from_frame(rollout[keys]))
     if (missing := found < 0).any():
         lost = "none" if missing.all() else f"{len(rollout) - missing.sum():,}"
-        raise UserError(
-            f"A and {name} do not join: {lost} of A's {len(rollout):,} rows are in {name}, which lacks "
-            f"{_row(rollout, missing)}; dump both over the same tokens, with positions counted alike"
-        )
+        lacks = f"{lost} of A's {len(rollout):,} rows are in {name}, which lacks {_row(rollout, missing)}"
+        remedy = "dump both over the same tokens, with positions counted alike"
+        raise UserError(f"A and {name} do not join: {lacks}; {remedy}")
     return table.iloc[found].reset_index(drop=True)

@@ -41,9 +41,8 @@ def lengths_of(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not 1 <= len(found) <= _MOST_LENGTHS or found[0] < _SHORTEST or found[-1] > _LONGEST:
-        raise UserError(
-            f"--lengths {text}: name 1 to {_MOST_LENGTHS} numbers from {_SHORTEST} to {_LONGEST}, such as 15,16,17"
-        )
+        wanted = f"1 to {_MOST_LENGTHS} numbers from {_SHORTEST} to {_LONGEST}"
+        raise UserError(f"--lengths {text}: name {wanted}, such as 15,16,17")
     return found
 
 

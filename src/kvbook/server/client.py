@@ -132,10 +132,8 @@ def of(address: str, remote: bool = False, timeout: float = 60.0, model: str = "
         raise UserError(f"leave name and password out of the address: a token is read from {TOKEN}")
     here = _is_here(parts.hostname)
     if not here and not remote:
-        raise UserError(
-            f"{parts.hostname} is not this machine: the check sends about 100 requests; "
-            "add --remote if the server's owner allows that"
-        )
+        remedy = "the check sends about 100 requests; add --remote if the server's owner allows that"
+        raise UserError(f"{parts.hostname} is not this machine: {remedy}")
     if not here and parts.scheme == "http" and os.environ.get(TOKEN):
         raise UserError(f"{TOKEN} is set, and {parts.hostname} is reached without encryption: use https, or unset it")
     return Client(address.rstrip("/"), timeout, model)
