@@ -51,13 +51,13 @@ def _print_versions(asked: bool) -> None:
         raise typer.Exit
 
 
-_VERSIONS = "Print the versions of kvbook and its libraries."
+_Versions = flag(
+    "--version", "Print the versions of kvbook and its libraries.", callback=_print_versions, is_eager=True
+)
 
 
 @app.callback(help="Is the KV cache of a model right, and what does it change?")
-def options(
-    _version: Annotated[bool, Option("--version", callback=_print_versions, is_eager=True, help=_VERSIONS)] = False,
-) -> None:
+def options(_version: _Versions = False) -> None:
     """Hold the options of the program as a whole."""
 
 

@@ -92,9 +92,7 @@ def record(run: given("Folder of a finished run, or the first digits of its hash
     typer.echo(f"recorded in {recording.record(recording.find(run))}")
 
 
-def records_reference(
-    run: given("A recorded run of layer_drift: its folder, or the first digits of its hash."),
-) -> None:
+def records_reference(run: given("A recorded run of layer_drift: its folder, or its hash's first digits.")) -> None:
     """Write a run's rounding into the library, where `assert_cache_matches` takes its tolerance from."""
     from kvbook.runs import recording, records, reference
 
@@ -150,7 +148,7 @@ def atlas(
     for folder in (kept.parent, Path(to or kept).parent, Path(badges or kept.parent)):
         check_writable(folder)
     left = len(set(asked) - running.finished(kept, device).keys())
-    rows_made = running.run(asked, kept, workers, seconds, device, paths_only)
+    rows_made = running.run(asked, kept, device, workers=workers, seconds=seconds, paths_only=paths_only)
     for _ in progress.track(rows_made, left, "atlas: architecture"):
         pass
     done = [table.judged(row) for name, row in running.finished(kept, device).items() if name in asked]

@@ -128,9 +128,7 @@ def _class(name: str) -> type[PreTrainedModel]:
     return found if isinstance(found, type) else found[0]
 
 
-def build(
-    name: str, dtype: torch.dtype = torch.float32, experts: str | None = None, device: str = "cpu"
-) -> PreTrainedModel:
+def build(name: str, dtype: torch.dtype = torch.float32, experts: str = "", device: str = "cpu") -> PreTrainedModel:
     """Build a tiny model with seeded random weights."""
     config = configuration(name)
     torch.manual_seed(4)

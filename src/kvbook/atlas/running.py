@@ -143,18 +143,15 @@ def _row(pipe: Connection, name: str, process: BaseProcess) -> dict[str, Any]:
     return {"architecture": name, "class": configurations.class_of(name)} | found | versions()
 
 
-def run(
-    names: list[str], path: Path, workers: int = 2, seconds: int = SECONDS, device: str = "cpu",
-    paths_only: bool = False,
-) -> Rows:
-    """Measure architectures, each in a forked process, and append their rows to a file."""
+def run(names: list[str], path: Path, device: str = "cpu", **how: Any) -> Rows:
+    """Measure architectures, each in a forked process as `measured` does, and append their rows to a file."""
     done = finished(path, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         if file.tell() and not path.read_bytes().endswith(b"\n"):
             # The half line of a run that was killed must not take the next row with it.
             file.write("\n")
-        for row in measured([name for name in names if name not in done], workers, seconds, device, paths_only):
+        for row in measured([name for name in names if name not in done], device=device, **how):
             file.write(json.dumps(row | {"device": device}) + "\n")
             file.flush()
             yield row

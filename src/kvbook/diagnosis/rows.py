@@ -17,11 +17,9 @@ from kvbook.models import corpus
 TOGETHER = 4
 
 
-def samples_of(
-    tokenizer: PreTrainedTokenizerBase, corpus_name: str, n_samples: int, n_tokens: int
-) -> list[corpus.Sample]:
+def samples_of(tokenizer: PreTrainedTokenizerBase, texts: str, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
     """Cut the texts of a check."""
-    found = list(corpus.samples(corpus_name, tokenizer, n_samples, n_tokens))
+    found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens))
     if short := [sample for sample in found if len(sample.ids) < probe.SHORTEST]:
         has = f"{short[0].source} has {len(short[0].ids)} tokens"
         raise UserError(f"{has}, fewer than {probe.SHORTEST}: name a folder of longer texts")

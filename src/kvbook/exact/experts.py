@@ -39,9 +39,7 @@ def _has_equals(values: torch.Tensor, dim: int) -> bool:
     return bool((one == next_one).any())
 
 
-def topk(
-    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[torch.Tensor, ...]:
     """Stand in for ``aten::topk``; the arguments are its own.
 
     Among equals torch takes any, and other ones where more elements come with them: experts in 16 bits, or chosen keys.

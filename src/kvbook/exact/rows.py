@@ -279,9 +279,7 @@ def for_one(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., to
     return times
 
 
-def _alone(
-    kernel: Callable[..., torch.Tensor], weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _alone(kernel: Callable, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply a single row on a CPU that grants one row its own bits; each call here takes as long as the product."""
     row = x.reshape(1, -1)
     if row.data_ptr() % _LINE or not row.is_contiguous():

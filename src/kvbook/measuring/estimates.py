@@ -179,7 +179,7 @@ def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") ->
     """
     of_units = holds.astype(float).groupby(rows[unit]).agg(["sum", "size"]).to_numpy()
     n, whole = len(of_units), float(of_units[:, 0].sum() / of_units[:, 1].sum())
-    kind, weights = _weights(n, 0)
+    kind, weights = _weights(n)
     if kind == "95 %" and whole in (0.0, 1.0):
         return wilson(whole, n), n
     drawn = weights @ of_units
@@ -188,7 +188,7 @@ def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") ->
 
 def median_of(values: np.ndarray) -> Estimate:
     """Return the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
-    kind, weights = _weights(len(values), 0)
+    kind, weights = _weights(len(values))
     if kind == "range":
         return percentiles(float(np.median(values)), np.asarray(values), kind)
     # Each draw has as many values as there are.
@@ -222,8 +222,8 @@ class Resampled:
         return tuple(np.quantile(self.draws, _ends(self.kind), axis=0))
 
 
-def resample(rows: pd.DataFrame, value: str, by: str = "layer", seed: int = 0) -> Resampled:
-    """Bootstrap means over samples by resampling files.
+def resample(rows: pd.DataFrame, value: str, by: str = "layer") -> Resampled:
+    """Bootstrap means over samples by resampling files; equal files give equal draws, so ratios are taken by draw.
 
     Parameters
     ----------
@@ -233,17 +233,15 @@ def resample(rows: pd.DataFrame, value: str, by: str = "layer", seed: int = 0) -
         What to average.
     by : str
         What to keep apart, such as the layer.
-    seed : int
-        Of the draws.  Equal files and seed give equal draws, so ratios of two dtypes can be taken draw by draw.
     """
-    return _resampled(rows.pivot_table(index=["source", "sample"], columns=by, values=value), seed)
+    return _resampled(rows.pivot_table(index=["source", "sample"], columns=by, values=value))
 
 
-def _resampled(table: pd.DataFrame, seed: int) -> Resampled:
+def _resampled(table: pd.DataFrame) -> Resampled:
     """Bootstrap the columns' means; a row of the table is a sample, its index ``source`` and ``sample``."""
     files = table.groupby("source")
     sums, counts = files.sum().to_numpy(), files.size().to_numpy()
-    kind, weights = _weights(len(counts), seed)
+    kind, weights = _weights(len(counts))
     return Resampled(
         layers=table.columns.to_numpy(), mean=table.to_numpy().mean(0),
         draws=(weights @ sums) / (weights @ counts)[:, None], kind=kind,
@@ -251,11 +249,11 @@ def _resampled(table: pd.DataFrame, seed: int) -> Resampled:
 
 
 @functools.lru_cache
-def _weights(n_files: int, seed: int) -> tuple[Kind, np.ndarray]:
+def _weights(n_files: int) -> tuple[Kind, np.ndarray]:
     """Draw how often each file is in each draw, shape (n_draws, n_files); of few files each draw is one of them."""
     if n_files < FEWEST_UNITS:
         return "range", np.eye(n_files)
-    drawn = np.random.default_rng(seed).multinomial(n_files, np.full(n_files, 1 / n_files), size=_DRAWS)
+    drawn = np.random.default_rng(0).multinomial(n_files, np.full(n_files, 1 / n_files), size=_DRAWS)
     # It is shared by whoever asks for as many files.
     drawn.flags.writeable = False
     return "95 %", drawn
@@ -319,7 +317,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
     return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom], both.kind)
 
 
-def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str, seed: int = 0) -> Estimate:
+def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> Estimate:
     """Return the median over samples of the ratio of two variants, for times, whose means a single hiccup can move.
 
     Parameters and the unit of resampling as for `paired_ratio`.
@@ -327,12 +325,10 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
     table = rows.pivot_table(index=["source", "sample"], columns="variant", values=value)
     # A list: to take one item out of a series takes as long as the median of them all.
     ratios = list((table[variant] / table[against]).groupby("source").apply(np.asarray))
-    return of_units(np.median, ratios, _DRAWS // 4, seed)
+    return of_units(np.median, ratios, _DRAWS // 4)
 
 
-def of_units(
-    statistic: Callable[[np.ndarray], float], units: Sequence[np.ndarray], n_draws: int, seed: int = 0
-) -> Estimate:
+def of_units(statistic: Callable[[np.ndarray], float], units: Sequence[np.ndarray], n_draws: int) -> Estimate:
     """Return a statistic of all rows with its bootstrap interval over units, or of few units with its range over them.
 
     Parameters
@@ -343,19 +339,15 @@ def of_units(
         The rows of each unit.
     n_draws : int
         How many draws; few where rows have to be sorted anew in each.
-    seed : int
-        Of the draws.
     """
     whole, n = statistic(np.concatenate(units)), len(units)
     if n < FEWEST_UNITS:
         return percentiles(whole, np.array([statistic(rows) for rows in units]), "range")
-    picks = np.random.default_rng(seed).integers(0, n, (n_draws, n))
+    picks = np.random.default_rng(0).integers(0, n, (n_draws, n))
     return percentiles(whole, np.array([statistic(np.concatenate([units[i] for i in pick])) for pick in picks]))
 
 
-def mean_resampled(
-    rows: pd.DataFrame, value: str, change: Callable[[np.ndarray], np.ndarray] = lambda mean: mean
-) -> Estimate:
+def mean_resampled(rows: pd.DataFrame, value: str, change: Callable = np.asarray) -> Estimate:
     """Return the mean over samples with its bootstrap interval over files.
 
     Parameters
@@ -368,7 +360,7 @@ def mean_resampled(
         A function of the mean, to be given instead.
     """
     # As `resample` with a single column, without a pivot table, which would take most of the time.
-    only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna(), seed=0)
+    only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna())
     return percentiles(change(only.mean[0]), change(only.draws[:, 0]), only.kind)
 
 

@@ -48,9 +48,7 @@ class RoundedLayer(DynamicLayer):
         super().__init__()
         self.bits = keys, values
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, ...]:
         """Round, keep, and give everything held; see transformers' ``DynamicLayer``."""
         pairs = zip((key_states, value_states), self.bits, strict=True)
         return super().update(*(rounded(each, bits) if bits else each for each, bits in pairs), *args, **kwargs)

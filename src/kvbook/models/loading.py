@@ -259,9 +259,7 @@ def _open(where: sources.Where, stage: hub.Stage) -> AbstractContextManager[None
     return where.repository.open(stage) if where.repository else nullcontext()
 
 
-def _random(
-    where: sources.Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict[str, Any]
-) -> PreTrainedModel:
+def _random(where: sources.Where, dtype: torch.dtype, place: torch.device, seed: int, options: dict) -> PreTrainedModel:
     torch.manual_seed(seed)
     if "quantization_config" not in options:
         # Weights are drawn where and as they will be used: no copy in fp32 first.
