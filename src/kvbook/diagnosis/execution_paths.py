@@ -119,81 +119,51 @@ PATHS = (
     Path("token by token", "offset_forgotten", _POSITIONS, steps, tools=(CHECK, ATLAS)),
     Path("in two parts", "offset_forgotten", _POSITIONS, two_parts, tools=(CHECK,)),
     Path("prefix + last token", "offset_forgotten", _POSITIONS, lambda length, _: [length - 1, 1], tools=(VERIFY,)),
-    Path(
-        "chunks", "offset_forgotten_in_chunks", "feed the prompt in one call", chunks,
-        tools=(THOROUGH, ATLAS, VERIFY), called={THOROUGH: "chunked prefill"},
-    ),
-    Path(
-        "single tokens", "offset_forgotten", _POSITIONS, lambda length, _: [1] * length,
-        tools=(VERIFY, LOOP), called={VERIFY: "token by token", LOOP: "token by token"},
-    ),
+    Path("chunks", "offset_forgotten_in_chunks", "feed the prompt in one call", chunks,
+         tools=(THOROUGH, ATLAS, VERIFY), called={THOROUGH: "chunked prefill"}),
+    Path("single tokens", "offset_forgotten", _POSITIONS, lambda length, _: [1] * length,
+         tools=(VERIFY, LOOP), called={VERIFY: "token by token", LOOP: "token by token"}),
     Path("in chunks", "offset_forgotten_in_chunks", "shift the mask by the state's length", thirds, tools=(LOOP,)),
-    Path(
-        # `check_step` feeds another text between the first part and the rest.
-        "with another text in between", "one_cache_for_all", "return the state instead of sharing it",
-        lambda length, _: [length // 3, *[1] * (length - length // 3)], tools=(LOOP,),
-    ),
-    Path(
-        "static cache", "offset_forgotten", "use a dynamic cache",
-        feed=lambda fed, ids: fed.static(ids, chunks(ids.shape[1]), ids.shape[1] + 7), excuse=_static, tools=(ATLAS,),
-    ),
-    Path(
-        "batch", "texts_swapped", "feed one text at a time", feed=_by("in_batch"), tools=(THOROUGH, ATLAS, VERIFY),
-        called={THOROUGH: "batch against single", VERIFY: "in a batch of three"},
-    ),
-    Path(
-        "left padding", "padding_seen", "pass position_ids that count from the first real token",
-        feed=_by("left_padded"), excuse=lambda _model: PADDING_COUNTS,
-    ),
-    Path(
-        "left padding, token by token", "mask_not_extended",
-        "extend attention_mask by each new token, and count position_ids from the first real token",
-        feed=lambda fed, ids: fed.padded_in_parts(ids, 0, steps(ids.shape[1])),
-    ),
-    Path(
-        "static cache, full", "last_slot_lost", "use a dynamic cache",
-        feed=lambda fed, ids: fed.static(ids, steps(ids.shape[1]), ids.shape[1]), excuse=_static, tools=(THOROUGH,),
-    ),
+    # `check_step` feeds another text between the first part and the rest.
+    Path("with another text in between", "one_cache_for_all", "return the state instead of sharing it",
+         lambda length, _: [length // 3, *[1] * (length - length // 3)], tools=(LOOP,)),
+    Path("static cache", "offset_forgotten", "use a dynamic cache",
+         feed=lambda fed, ids: fed.static(ids, chunks(ids.shape[1]), ids.shape[1] + 7), excuse=_static, tools=(ATLAS,)),
+    Path("batch", "texts_swapped", "feed one text at a time", feed=_by("in_batch"), tools=(THOROUGH, ATLAS, VERIFY),
+         called={THOROUGH: "batch against single", VERIFY: "in a batch of three"}),
+    Path("left padding", "padding_seen", "pass position_ids that count from the first real token",
+         feed=_by("left_padded"), excuse=lambda _model: PADDING_COUNTS),
+    Path("left padding, token by token", "mask_not_extended",
+         "extend attention_mask by each new token, and count position_ids from the first real token",
+         feed=lambda fed, ids: fed.padded_in_parts(ids, 0, steps(ids.shape[1]))),
+    Path("static cache, full", "last_slot_lost", "use a dynamic cache",
+         feed=lambda fed, ids: fed.static(ids, steps(ids.shape[1]), ids.shape[1]), excuse=_static, tools=(THOROUGH,)),
     # What quantization rounds away is meant; what the cache does with its parts is tried without it.
     Path("quantized cache", "offset_forgotten", "use a dynamic cache", feed=_by("quantized")),
-    Path(
-        "cropped", "crop_one_short", "fill a new cache instead of cropping one", feed=_by("cropped"),
-        called={THOROUGH: "cropped cache"},
-    ),
+    Path("cropped", "crop_one_short", "fill a new cache instead of cropping one", feed=_by("cropped"),
+         called={THOROUGH: "cropped cache"}),
     Path("copied cache, used twice", "one_cache_for_all", "fill a new cache for each text", feed=_by("copied")),
     Path("verify and roll back", "crop_one_short", "fill a new cache instead of cropping one", feed=_by("rolled_back")),
     Path("right padding", "mask_not_extended", "pad on the left", feed=_by("right_padded")),
-    Path(
-        "padding on a continued pass", "mask_not_extended", "continue each text alone, without padding",
-        feed=_by("padded_later"),
-    ),
-    Path(
-        "padding, batch of 1", "mask_ignored_alone", "leave out the padding of a text that is alone",
-        feed=_by("padded_alone"),
-    ),
+    Path("padding on a continued pass", "mask_not_extended", "continue each text alone, without padding",
+         feed=_by("padded_later")),
+    Path("padding, batch of 1", "mask_ignored_alone", "leave out the padding of a text that is alone",
+         feed=_by("padded_alone")),
     Path("unequal lengths", "mask_not_extended", "feed one text at a time", feed=_by("unequal_lengths")),
     Path("beam reordering", "reorder_forgotten", "use num_beams=1", feed=_by("reordered")),
     Path("positions given", "offset_forgotten", "let the class find its positions", feed=_by("with_positions")),
-    Path(
-        "use_cache=True", "first_token_hidden", "pass use_cache=False where no cache is needed",
-        lambda length, _: [length],
-    ),
+    Path("use_cache=True", "first_token_hidden", "pass use_cache=False where no cache is needed",
+         lambda length, _: [length]),
     *(
-        Path(
-            # "quantized" rounds keys and values, by design.
-            f"generate, {kind} cache", "offset_forgotten", "use another cache_implementation",
-            feed=lambda fed, ids, kind=kind: fed.generated_with(ids, kind),
-            excuse=_static if "static" in kind else lambda _model: None, tools=(THOROUGH,),
-        )
+        # "quantized" rounds keys and values, by design.
+        Path(f"generate, {kind} cache", "offset_forgotten", "use another cache_implementation",
+             feed=lambda fed, ids, kind=kind: fed.generated_with(ids, kind),
+             excuse=_static if "static" in kind else lambda _model: None, tools=(THOROUGH,))
         for kind in ("dynamic", "static", "offloaded", "offloaded_static")
     ),
-    Path(
-        "generate, cache as long as the prompt", "last_token_twice", "crop the cache by one token first",
-        feed=_by("generated_on_its_prompt"), tools=(THOROUGH,),
-    ),
-    Path(
-        # Not all tokens: after whole chunks of Llama 4 a prompt that is fed twice changes nothing.
-        "cache as long as the prompt", "last_token_twice", "crop the cache by one token first",
-        feed=lambda fed, ids: fed.onto_its_own_prompt(ids[:, :-1]), tools=(ATLAS,),
-    ),
+    Path("generate, cache as long as the prompt", "last_token_twice", "crop the cache by one token first",
+         feed=_by("generated_on_its_prompt"), tools=(THOROUGH,)),
+    # Not all tokens: after whole chunks of Llama 4 a prompt that is fed twice changes nothing.
+    Path("cache as long as the prompt", "last_token_twice", "crop the cache by one token first",
+         feed=lambda fed, ids: fed.onto_its_own_prompt(ids[:, :-1]), tools=(ATLAS,)),
 )

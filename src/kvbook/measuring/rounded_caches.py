@@ -69,6 +69,4 @@ def make(config: PretrainedConfig, keys: int | None, values: int | None) -> Cach
 def all_full(config: PretrainedConfig) -> bool:
     """Tell whether every layer of a model attends to the whole text."""
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return set(kinds) == {"full_attention"}
-    return getattr(config, "sliding_window", None) is None
+    return getattr(config, "sliding_window", None) is None if kinds is None else set(kinds) == {"full_attention"}

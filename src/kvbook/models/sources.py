@@ -192,9 +192,7 @@ def _family(family: registry.Family, weights: str) -> Where:
         config.initializer_range = _UNTRAINED_RANGE
         return Where("untrained", name, f"stand-in {name}", config, "")
     architecture = family.architectures[0]
-    if weights == "random":
-        return _random(name, name, architecture)
-    return _hub(name, architecture.hub_id)
+    return _random(name, name, architecture) if weights == "random" else _hub(name, architecture.hub_id)
 
 
 def _random(family: str, name: str, architecture: registry.Architecture) -> Where:

@@ -61,9 +61,7 @@ def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]])
         for model in models
         if model.get("parameters", 0) >= LARGE and model["weights"] not in sources.DRAWN
     ]
-    if not found:
-        return None
-    return costs.Cost(max(cost.n_bytes for cost in found), sum(cost.seconds for cost in found))
+    return costs.Cost(max(cost.n_bytes for cost in found), sum(cost.seconds for cost in found)) if found else None
 
 
 def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.Cost":

@@ -17,19 +17,9 @@ import numpy.typing as npt
 NARROW, PPO_CLIP = 0.1, 0.2
 
 
-def absolute(log_ratio: npt.ArrayLike) -> np.ndarray:
-    """Return ``|Δ log p|``."""
-    return np.abs(log_ratio)
-
-
 def exp_absolute(log_ratio: npt.ArrayLike) -> np.ndarray:
     """Return ``exp|Δ log p|``: the factor between the two probabilities, whichever is larger."""
     return np.exp(np.abs(log_ratio))
-
-
-def k1(log_ratio: npt.ArrayLike) -> np.ndarray:
-    """Return k1 = ``-log r``: without bias, and of either sign."""
-    return np.negative(log_ratio)
 
 
 def k2(log_ratio: npt.ArrayLike) -> np.ndarray:
@@ -54,8 +44,9 @@ def chi_squared(log_ratio: npt.ArrayLike) -> np.ndarray:
         return np.expm1(2 * np.asarray(log_ratio))
 
 
+# k1 is ``-log r``: without bias, and of either sign.
 TERMS: dict[str, Callable[[npt.ArrayLike], np.ndarray]] = {
-    "mean_abs": absolute, "mean_exp_abs": exp_absolute, "k1": k1, "k2": k2, "k3": k3,
+    "mean_abs": np.abs, "mean_exp_abs": exp_absolute, "k1": np.negative, "k2": k2, "k3": k3,
     "outside_narrow": lambda log_ratio: outside(log_ratio, NARROW),
     "outside_ppo_clip": lambda log_ratio: outside(log_ratio, PPO_CLIP),
     "chi_squared": chi_squared,

@@ -71,7 +71,7 @@ def train(settings: TrainerAndRolloutSettings, run: int, arm: str) -> list[Row]:
         optimizer.step()
         rows.append({
             "repetition": run, "arm": arm, "update": update, "reward": rewards.mean().item(),
-            "mean_abs": measures.absolute(log_ratio.cpu().numpy()).mean(),
+            "mean_abs": abs(log_ratio.cpu().numpy()).mean(),
             "effective_share": measures.effective_share(weights.log().cpu().numpy().ravel()),
         })
     return rows
