@@ -51,9 +51,7 @@ def _print_versions(asked: bool) -> None:
         raise typer.Exit
 
 
-_Versions = flag(
-    "--version", "Print the versions of kvbook and its libraries.", callback=_print_versions, is_eager=True
-)
+_Versions = flag("--version", "Print versions of kvbook and its libraries.", callback=_print_versions, is_eager=True)
 
 
 @app.callback(help="Is the KV cache of a model right, and what does it change?")
@@ -64,8 +62,7 @@ def options(_version: _Versions = False) -> None:
 @app.command()
 def check(
     model: given("A folder that save_pretrained wrote, a GGUF file, a hub id, a family's name, or a URL."),
-    weights: Weights = "stand-in",
-    device: Device = "cpu",
+    weights: Weights = "stand-in", device: Device = "cpu",
     dtypes: text("Such as float64,bfloat16; what does not fit is left out.", show_default="two that decide") = None,
     samples: Annotated[int, Option(min=1, help="How many texts.")] = 4,
     tokens: Annotated[int, Option(min=4, help="Tokens of a text, at most.")] = 24,
@@ -76,8 +73,7 @@ def check(
     memory: text("As 8GB: stream weights layer by layer, for models that do not fit.", show_default="all") = None,
     as_json: Json = False,
     plot: text("Also draw drift against roundoff into this .png file.") = None,
-    report: Report = None,
-    junit: JUnit = None,
+    report: Report = None, junit: JUnit = None,
     repro: text("Also write the smallest program of plain transformers that shows a bug to this .py file.") = None,
     prefix: text("Only check the tokenizer boundary after this text.") = None,
     rest: text("What follows the prefix.") = None,
@@ -152,10 +148,9 @@ def _check_server(
         page = reports.named("report", report)
     found = checks.check(*servers, lengths=asked, rows=kept)
     if report:
+        title = f"kvbook check {found.address}: {found.verdict}"
         below = reports.preformatted(found.shortest.prompts if found.shortest else ())
-        reports.write_page(
-            f"kvbook check {found.address}: {found.verdict}", found.lines, below, f"kvbook {__version__}", page
-        )
+        reports.write_page(title, found.lines, below, f"kvbook {__version__}", page)
     typer.echo(found.model_dump_json(indent=1) if as_json else "\n".join(found.lines))
     raise typer.Exit(found.status)
 

@@ -41,9 +41,8 @@ def environment(release: str, folder: Path) -> Path:
 def run(made: Path, arguments: list[str], quiet: bool = False) -> int:
     """Run a command of kvbook in an environment; return its exit status, or refuse a release that is not imported."""
     if not (imported := made / ".imported").exists():
-        tried = subprocess.run(
-            [sys.executable, "-c", "import kvbook.atlas.running"], env=variables(made), capture_output=True, text=True
-        )
+        asked = [sys.executable, "-c", "import kvbook.atlas.running"]
+        tried = subprocess.run(asked, env=variables(made), capture_output=True, text=True)
         if tried.returncode:
             raise UserError(f"{made.name} cannot be imported here: {tried.stderr.strip().splitlines()[-1]}")
         # Seconds that only the first command in an environment need spend.
@@ -60,9 +59,8 @@ def variables(made: Path) -> dict[str, str]:
 
 
 def _commit(checkout: Path) -> str:
-    told = subprocess.run(
-        ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
-    )
+    asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+    told = subprocess.run(asked, capture_output=True, text=True)
     commit = told.stdout.strip()
     if told.returncode or commit.endswith("-dirty"):
         raise UserError(f"{checkout} has no commit of its own, or changes beside it: commit them first")

@@ -101,8 +101,7 @@ def counts(rows: list[dict[str, Any]]) -> list[str]:
     }
     return [
         f"{what}: " + ", ".join(f"{n} {kind}" for kind, n in Counter(kinds).most_common())
-        for what, kinds in found.items()
-        if kinds
+        for what, kinds in found.items() if kinds
     ]
 
 

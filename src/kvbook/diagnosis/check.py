@@ -35,14 +35,10 @@ _ENOUGH = 2
 _LARGE = 1e9
 
 _NO_CACHE = "no cache came back: use_cache is false in the configuration, as it is by default in MPT's"
-_USE_CACHE = (
-    'pass use_cache=True in the call, or write "use_cache": true into config.json; generate() asks for it by itself'
-)
+_USE_CACHE = 'pass use_cache=True in the call, or write "use_cache": true into config.json; generate() asks by itself'
 _NO_CACHE_ANYWAY = "no cache came back, though one was asked for"
 _LOOK_AT_FORWARD = "look at what the model's forward returns, and whether it hands past_key_values on"
-_LOOK_AT_LAYER = (
-    "look at positions, mask, and what the cache gives to attention, there and on the first call with a cache"
-)
+_LOOK_AT_LAYER = "look at positions, mask, and what the cache gives to attention, there and on the first cached call"
 _EQUAL_BITS = "; for equal bits run the model in `with kvbook.exact.row_invariant():`"
 _NOTHING = "none needed" + _EQUAL_BITS * (transformers.__version__ in older.TRIED)
 _OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"

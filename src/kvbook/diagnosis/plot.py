@@ -24,9 +24,7 @@ def draw(found: Outcome, to: Path | TextIO, kind: str = "png") -> None:
         marker="o", color="#d55e00" if found.verdict == "bug" else "#0072b2", label=f"{found.path}: {found.verdict}",
     )
     for drift in shown:
-        axes.annotate(
-            drift.dtype, (UNIT_ROUNDOFF[drift.dtype], drift.mean), textcoords="offset points", xytext=(6, -10)
-        )
+        axes.annotate(drift.dtype, (UNIT_ROUNDOFF[drift.dtype], drift.mean), (6, -10), textcoords="offset points")
     axes.set(
         xscale="log", yscale="log", xlim=ends, xlabel="unit roundoff", ylabel="drift / spread of the logits",
         title=f"{found.model}: full pass against cache",

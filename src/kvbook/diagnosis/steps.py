@@ -23,9 +23,7 @@ STEPS, CHUNKS, BETWEEN = _PATHS
 _FEWEST = 6
 # What shows where a path first goes wrong.
 _IGNORED = "what was fed before has no effect: the state is not used, or not returned"
-_CHUNK_MASK = (
-    "single tokens are right, several at once on a filled state are not: shift the causal mask by the state's length"
-)
+_CHUNK_MASK = "single tokens are right, several on a filled state are not: shift the causal mask by the state's length"
 _SHARED = "another text changes this one's state: the state is shared, not returned"
 _FULL = "right as long as the state holds {} tokens, wrong from there: look at what is dropped or moved when it is full"
 _AT_ONCE = (

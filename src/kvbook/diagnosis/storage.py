@@ -179,9 +179,8 @@ class Storage:
     def excess(self) -> str:
         """Say that a declared format does not explain a drift."""
         times = f": up to {self.most:,.0f} times what rounding to that does"
-        return f"storage in {said(self.name)} does not explain it" + (
-            times if self.most > MOST else f" in {', '.join(self.beyond)}"
-        )
+        more = times if self.most > MOST else f" in {', '.join(self.beyond)}"
+        return f"storage in {said(self.name)} does not explain it{more}"
 
     def why(self, finding: verdict.Finding) -> str:
         """Say that a declared format explains a drift."""

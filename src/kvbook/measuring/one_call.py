@@ -30,8 +30,7 @@ class _Layer(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *((name, _NUMBER) for name in
-          ("layers", "width", "inner", "heads", "groups", "head", "vocabulary", "room")),
+        *((name, _NUMBER) for name in ("layers", "width", "inner", "heads", "groups", "head", "vocabulary", "room")),
         ("epsilon", _FLOAT), ("scale", _FLOAT), *((name, _POINTER) for name in ("embedding", "norm", "lm_head")),
     ]
 

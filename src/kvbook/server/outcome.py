@@ -64,10 +64,9 @@ class Outcome(Strict):
         ]
         if self.shortest:
             before = len(self.shortest.prompts) - 1
-            rows.append((
-                "shortest", f"{self.shortest.kind}, a prefix of {self.shortest.prefix_tokens} tokens, after {before} "
-                f"other request{'s' * (before != 1)}; --json has the prompts",
-            ))
+            after = f"after {before} other request{'s' * (before != 1)}; --json has the prompts"
+            prefix = f"a prefix of {self.shortest.prefix_tokens} tokens"
+            rows.append(("shortest", f"{self.shortest.kind}, {prefix}, {after}"))
         rows += [("remedy", self.remedy), ("not tried", "; ".join(self.not_tried))]
         return [f"{name:9s} {text}" for name, text in rows if text]
 
