@@ -302,7 +302,7 @@ def _pretrained(
 
 def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
     if where.source == "untrained":
-        file = paths.MODELS / "tokenizers" / ("llama3.json" if where.name in standins.LLAMA3_STYLE else "gpt2.json")
+        file = paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json"
         return tokenizers.for_family(Tokenizer.from_file(str(file)), where.name, standins.CONTEXT_LENGTH)
     try:
         with _open(where, "tokenizer"):

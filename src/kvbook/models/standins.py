@@ -8,13 +8,18 @@ free number: it brings each family to about 2.5 million parameters.
 from transformers import AutoConfig, PretrainedConfig
 
 from kvbook.errors import UserError
-from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
+from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE, Style
 
 LAYERS, WIDTH, HEADS, CONTEXT_LENGTH = 12, 128, 4, 1024
 
 # The families whose real tokenizers let punctuation lead a word.
-LLAMA3_STYLE = ("llama", "qwen2")
+_LLAMA3_STYLE = {"llama", "qwen2"}
 FAMILIES = ("gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta")
+
+
+def tokenizer_style(family: str) -> Style:
+    """Name the pre-tokenizer that a family's stand-in uses."""
+    return "llama3" if family in _LLAMA3_STYLE else "gpt2"
 
 
 def config(family: str) -> PretrainedConfig:

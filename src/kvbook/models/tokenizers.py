@@ -10,8 +10,12 @@
 ``tools/train_stand_ins.py`` trained them.
 """
 
+from typing import Literal
+
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
+
+Style = Literal["gpt2", "llama3"]
 
 VOCABULARY_SIZE = 2048
 
