@@ -232,8 +232,7 @@ def _texts(run: Run) -> pd.DataFrame:
 
 def _between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
     """Hold the uncached texts of each dtype against those of the other one, in rows of a further way."""
-    table = []
-    written = rows[rows["way"] == BASELINE]
+    table, written = [], rows[rows["way"] == BASELINE]
     for (choice, sample), texts in written.groupby(["choice", "sample"], sort=False):
         by_dtype = {dtype: str(path).split() for dtype, path in zip(texts["dtype"], texts["path"], strict=True)}
         for dtype, path in by_dtype.items():

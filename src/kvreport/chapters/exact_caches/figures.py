@@ -27,8 +27,7 @@ def figure_ways(shares: pd.DataFrame, book: pd.DataFrame | None = None) -> plt.F
     """Map the share of identical rows by model and way, from the frame of shares; the book's stands in brackets."""
     dtypes = list(dict.fromkeys(shares["dtype"]))
     grids = {dtype: _grid(shares, dtype) for dtype in dtypes}
-    lines = len(grids[dtypes[0]])
-    height = 0.3 if book is None else 0.42
+    lines, height = len(grids[dtypes[0]]), 0.3 if book is None else 0.42
     fig, axes = style.panels(len(dtypes), 1, 0.9 + len(dtypes) * (0.35 + height * lines), sharex=True)
     for ax, (dtype, grid) in zip(axes[:, 0], grids.items(), strict=True):
         ax.pcolormesh(grid.to_numpy(), cmap=_SHADES, vmin=0, vmax=1, edgecolors="#dddddd", linewidth=0.6)

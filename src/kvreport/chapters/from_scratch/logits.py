@@ -60,8 +60,7 @@ def read_prompt(model: ScratchGPT, ids: torch.Tensor, how: str) -> torch.Tensor:
     if how in (rows.LAST_ONLY, rows.WHOLE_PROMPT):
         return Rolling(model, prompt="last" if how == rows.LAST_ONLY else "whole", mask="causal").read(ids)
     memory = RollingMemory(model.shape.block, mask=CHUNKS[how])
-    positions = torch.arange(ids.shape[1], device=ids.device)
-    half = ids.shape[1] // 2
+    positions, half = torch.arange(ids.shape[1], device=ids.device), ids.shape[1] // 2
     for part in (slice(0, half), slice(half, None)):
         if ids[:, part].shape[1]:
             logits = model(ids[:, part], positions[part], memory, last_only=True)[:, 0]

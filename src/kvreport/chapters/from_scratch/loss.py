@@ -82,8 +82,7 @@ def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None
         for number, some in enumerate(batches) for name, make in ways(block).items()
     }
     for unit, (some, name, make) in writer.pending(units, "loss: way"):
-        rows = []
-        nats = nats_at(make(model), subject.ids_of(some, model.device), lengths)
+        rows, nats = [], nats_at(make(model), subject.ids_of(some, model.device), lengths)
         for sample, of_sample in zip(some, nats, strict=True):
             about = {"way": name, **subject.about(settings, sample), "block": block}
             for begin, end in itertools.pairwise([0, *ends]):
@@ -106,8 +105,7 @@ def measure_held(settings: ScratchSettings, _made_of: Inputs, writer: Writer) ->
     samples = subject.texts(settings, loaded.vocabulary, block)
     lengths = torch.tensor([length for length in places(block, settings.n_blocks, settings.seed) if length >= block])
     for unit, sample in writer.pending({str(sample.index): sample for sample in samples}, "characters held: text"):
-        ids = subject.ids_of([sample], model.device)[0]
-        rows = []
+        ids, rows = subject.ids_of([sample], model.device)[0], []
         for count in held(block):
             # The last `count` characters before each scored one, shape (places, count).
             windows = ids[(lengths[:, None] - count + torch.arange(count)).to(model.device)]

@@ -90,8 +90,7 @@ def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[Ro
 def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Time everything, one repetition after the other."""
     trained = subject.load(settings, settings.dtypes[0]).model
-    generator = torch.Generator().manual_seed(settings.seed)
-    timed = []
+    generator, timed = torch.Generator().manual_seed(settings.seed), []
     for name, model in ((rows.TRAINED, trained), (rows.REPLYS_MODEL, _random_model(settings))):
         shape = model.shape
         ids = torch.randint(0, shape.vocabulary_size, (1, 2 * shape.block), generator=generator).to(model.device)

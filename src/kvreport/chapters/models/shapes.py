@@ -62,8 +62,7 @@ def stand_ins() -> pd.DataFrame:
 
 def smoothed(losses: np.ndarray) -> np.ndarray:
     """Average a noisy curve over the last steps before each point, fewer where the curve is young and steep."""
-    total = np.concatenate([[0.0], np.cumsum(losses)])
-    ends = np.arange(1, len(losses) + 1)
+    total, ends = np.concatenate([[0.0], np.cumsum(losses)]), np.arange(1, len(losses) + 1)
     starts = np.minimum(np.floor(ends * (1 - _WINDOW)).astype(int), ends - 1)
     return (total[ends] - total[starts]) / (ends - starts)
 

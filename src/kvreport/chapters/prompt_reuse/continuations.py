@@ -102,8 +102,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, **options) -> list[in
 
 def questions(settings: PromptReuseSettings) -> list[str]:
     """List further questions, which the thread does not have; seeds share none."""
-    listed = QUESTIONS.read_text("utf-8").splitlines()
-    begin = settings.seed * settings.n_prompts
+    listed, begin = QUESTIONS.read_text("utf-8").splitlines(), settings.seed * settings.n_prompts
     if begin + settings.n_prompts > len(listed):
         raise UserError(
             f"n_prompts = {settings.n_prompts} with seed {settings.seed}: {QUESTIONS.name} has {len(listed)} questions;"

@@ -129,8 +129,7 @@ def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> N
     names = [model["asked_for"] for model in made_of["models"]]
     units = {f"{name}|{dtype}": (name, dtype) for name in names for dtype in settings.dtypes}
     for unit, (name, dtype) in writer.pending(units, "whole and in two parts: model and dtype"):
-        loaded = samples.load(settings, name, dtype)
-        rows = []
+        loaded, rows = samples.load(settings, name, dtype), []
         for variant in named.VARIANTS:
             prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)
             ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)

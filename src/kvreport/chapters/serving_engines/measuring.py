@@ -121,8 +121,7 @@ def divergence(exact: torch.Tensor, top: dict[int, float]) -> str:
     if len(top) < 2:
         return ""
     ids = torch.tensor(list(top), device=exact.device)
-    theirs = torch.tensor(list(top.values()), dtype=torch.float64)
-    ours = exact[ids].double().cpu()
+    theirs, ours = torch.tensor(list(top.values()), dtype=torch.float64), exact[ids].double().cpu()
     rest = [max(1 - float(part.exp().sum()), 0.0) for part in (ours, theirs)]
     found = float((ours.exp() * (ours - theirs)).sum())
     if min(rest) > 0:

@@ -56,11 +56,9 @@ def _compared(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, float]:
 
 def _ways(tokens: pd.DataFrame) -> pd.DataFrame:
     """Compare every way with the cold one: one row a prompt."""
-    by = ["engine", "dtype", "texts", "sample", "source"]
-    rows = []
+    by, rows = ["engine", "dtype", "texts", "sample", "source"], []
     for key, of in tokens.groupby(by, sort=False):
-        ways = dict(iter(of.groupby("way", sort=False)))
-        about = dict(zip(by, key, strict=True))
+        ways, about = dict(iter(of.groupby("way", sort=False))), dict(zip(by, key, strict=True))
         rows += [
             about | {"way": way, "cached": ways[way]["cached"].max()} | _compared(ways[COLD], ways[way])
             for way in WAYS if way in ways and COLD in ways

@@ -35,8 +35,7 @@ def label(cache: str, compiled: int, one_row: int = 0, large_pages: int = 0, eng
     """Name a way as the figures do."""
     if engine == GENERATE:
         return f"generate, {cache}"
-    form = "one-row, " if one_row else ""
-    pages = ", large pages" if large_pages else ""
+    form, pages = "one-row, " if one_row else "", ", large pages" if large_pages else ""
     return f"{cache}, {form}{'compiled' if compiled else 'eager'}{pages}"
 
 
@@ -61,8 +60,7 @@ def _tokens_per_s(steps: pd.DataFrame) -> float:
 
     Without a cache only some lengths were timed: their seconds are joined by straight lines and summed over all steps.
     """
-    every = np.arange(1, steps["step"].max() + 1)
-    ordered = steps.sort_values("step")
+    every, ordered = np.arange(1, steps["step"].max() + 1), steps.sort_values("step")
     return len(every) / np.interp(every, ordered["step"], ordered["seconds"]).sum()
 
 

@@ -55,13 +55,11 @@ def train(settings: TrainerAndRolloutSettings, run: int, arm: str) -> list[Row]:
             # The engine takes the new weights, rounded to its dtype.
             rollout.load_state_dict(trainer.state_dict())
         ids, sampled = sample(rollout, prompts, seed, update, arm == named.COARSE)
-        new = ids[:, PROMPT:]
-        logits = trainer(ids, use_cache=False).logits[:, PROMPT - 1 : -1]
+        new, logits = ids[:, PROMPT:], trainer(ids, use_cache=False).logits[:, PROMPT - 1 : -1]
         scored = logits.log_softmax(-1).gather(-1, new[..., None])[..., 0]
         if arm == named.FAULTY:
             sampled = sampled.roll(1, 1)
-        log_ratio = scored.detach() - sampled
-        rewards = (new % 2 == 0).float().mean(1)
+        log_ratio, rewards = scored.detach() - sampled, (new % 2 == 0).float().mean(1)
         weights = torch.ones_like(log_ratio)
         if arm in (named.CORRECTED, named.FAULTY):
             weights = log_ratio.exp().clamp(max=named.CAP)

@@ -92,8 +92,7 @@ def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
 
 def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
     """Add log-ratios up over the first tokens of each text: all of them where it ends before."""
-    pairs = pairs[pairs["compared"].isin((BF16, HEAD, FULL))]
-    by = ["compared", "sample", "source"]
+    pairs, by = pairs[pairs["compared"].isin((BF16, HEAD, FULL))], ["compared", "sample", "source"]
     parts = {
         length: pairs[pairs["position"] < length].groupby(by, sort=False)["log_ratio"].agg(["sum", "size"])
         for length in LENGTHS

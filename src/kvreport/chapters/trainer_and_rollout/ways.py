@@ -50,8 +50,7 @@ SCORES: dict[str, tuple[str | None, Score]] = {
 
 def measure(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
     """Score the texts of the rollout's own run in every way."""
-    written = rollouts.EXPERIMENT.run(settings).rows
-    groups = rollouts.groups(settings)
+    written, groups = rollouts.EXPERIMENT.run(settings).rows, rollouts.groups(settings)
     for unit, group in writer.pending(groups, "rollout, ways: batch"):
         texts = [written[written["sample"] == one.index] for one in group]
         longest = max(map(len, texts))

@@ -157,8 +157,7 @@ def figure_lengths(shares: pd.DataFrame) -> plt.Figure:
     }
     grid = pd.DataFrame(strips).T
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.26 * len(grid)))
-    mesh = _plot_shares(ax, grid, grid.columns[0] - 0.5, edgecolors="none")
-    ends = ax.get_xlim()
+    mesh, ends = _plot_shares(ax, grid, grid.columns[0] - 0.5, edgecolors="none"), ax.get_xlim()
     ax.hlines(np.arange(1, len(grid)), *ends, color="white", linewidth=1)
     ax.hlines(np.arange(2, len(grid), 2), *ends, color="#444444", linewidth=0.8)
     apart = 32 if grid.columns[-1] >= 64 else 4

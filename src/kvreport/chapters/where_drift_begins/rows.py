@@ -98,8 +98,7 @@ def _but_down_proj(run: Run) -> pd.DataFrame:
 
 def _beginnings(run: Run) -> pd.DataFrame:
     """First operation of each text's real decode step that differs, in the order of execution."""
-    text = [*_CASE, "source", "sample"]
-    real = run.rows[run.rows["pass"] == REAL]
+    text, real = [*_CASE, "source", "sample"], run.rows[run.rows["pass"] == REAL]
     differing = real[real["first_differing"].notna()].sort_values("first_differing")
     first = differing.drop_duplicates(text)[[*text, "layer", "operation", "inputs_equal"]]
     found = real[text].drop_duplicates().merge(first, how="left", on=text)

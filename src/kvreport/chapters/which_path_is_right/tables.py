@@ -35,8 +35,7 @@ def shift(found: Found) -> pd.DataFrame:
 
 def quality(found: Found) -> pd.DataFrame:
     """Score both paths on the text itself and against the reference's distribution."""
-    logits = found["logits"]
-    table = measures.DIFFERENCE.table(found).set_index(_SERIES)
+    logits, table = found["logits"], measures.DIFFERENCE.table(found).set_index(_SERIES)
     of = logits[logits["path"] == CACHED].groupby(_SERIES, sort=False)
     table = table.join(of[["nats_full", "kl_full", "kl"]].mean()).join(of[["top1_full", "top1"]].sum())
     table = table.assign(rows=of.size()).reset_index()

@@ -129,8 +129,7 @@ class Reply(Reader):
 
     def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed the prompt, then the last character."""
-        fed = ids[:, -1:] if self.fed else ids
-        last = min(ids.shape[1], self.model.shape.block)
+        fed, last = ids[:, -1:] if self.fed else ids, min(ids.shape[1], self.model.shape.block)
         return fed, torch.arange(last - fed.shape[1], last)
 
 
@@ -154,8 +153,7 @@ class Refill(Reader):
 
     def feed(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed the prompt, then the last character; when the cache is full, what it keeps."""
-        block = self.model.shape.block
-        fed = ids[:, -1:] if self.fed else ids
+        block, fed = self.model.shape.block, ids[:, -1:] if self.fed else ids
         if self.fed == block:
             self.memory, self.fed = RollingMemory(block), 0
             fed = ids[:, -(block - self.hop + 1) :]
