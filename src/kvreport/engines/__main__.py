@@ -1,33 +1,36 @@
 """The engines' commands: ``python -m kvreport.engines make [NAME ...]`` and ``... serve NAME``."""
 
-import argparse
+import contextlib
 import sys
 import time
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
 
 from kvbook.errors import UserError
 from kvreport.engines import environments, serving
 from kvreport.engines.listed import ENGINES, FP32
 
+app = typer.Typer(add_completion=False, help=__doc__)
+_NAME = Argument(metavar="NAME", help=", ".join(ENGINES))
 
-def main() -> None:
-    """Make environments, or serve until interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m kvreport.engines", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    made = commands.add_parser("make", help="make environments, of all engines unless some are named")
-    made.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENGINES))
-    served = commands.add_parser("serve", help="serve the book's trained model on 127.0.0.1 until interrupted")
-    served.add_argument("name", metavar="NAME", help=", ".join(ENGINES))
-    served.add_argument("--port", type=int, default=8000)
-    served.add_argument("--dtype", default=FP32)
-    served.add_argument("--mode", default="", help="speculation, or quantized cache, where the engine has it")
-    asked = parser.parse_args()
-    if asked.command == "make":
-        names = [environments.engine_of(name) and name for name in asked.names] or list(ENGINES)
-        failed = environments.make_all(names)
-        if len(failed) == len(names):
-            raise UserError("no environment could be made: see the lines above")
-        return
-    with serving.serving(asked.name, asked.dtype, asked.mode, asked.port) as server:
+
+@app.command()
+def make(names: Annotated[list[str] | None, _NAME] = None) -> None:
+    """Make environments, of all engines unless some are named."""
+    names = [environments.engine_of(name) and name for name in names or ENGINES]
+    if len(environments.make_all(names)) == len(names):
+        raise UserError("no environment could be made: see the lines above")
+
+
+@app.command()
+def serve(
+    name: Annotated[str, _NAME], port: int = 8000, dtype: str = FP32,
+    mode: Annotated[str, Option(help="speculation, or quantized cache, where the engine has it.")] = "",
+) -> None:
+    """Serve the book's trained model on 127.0.0.1 until interrupted."""
+    with contextlib.suppress(KeyboardInterrupt), serving.serving(name, dtype, mode, port) as server:
         print(f"kvbook: {server.address}, {server.model}; stop with Ctrl-C", flush=True)
         while True:
             time.sleep(3600)
@@ -35,8 +38,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        app(prog_name="python -m kvreport.engines")
     except UserError as error:
         sys.exit(f"kvbook: {error}")
-    except KeyboardInterrupt:
-        pass

@@ -29,13 +29,11 @@ def weights_for(name: str, dtype: str) -> Path:
     engine = environments.engine_of(name)
     if not engine.gguf:
         return _with_architecture(folder) if engine.beside else folder
-    read = engine.gguf
-    file = environments.FOLDER / "weights" / f"{read[dtype]}.gguf"
+    file = environments.FOLDER / "weights" / f"{engine.gguf[dtype]}.gguf"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        half = file.with_suffix(".partial")
-        model = loading.load(MODEL, weights="package", dtype=read[dtype]).model
-        write_gguf(model, half, folder / "tokenizer.json").replace(file)
+        model = loading.load(MODEL, weights="package", dtype=engine.gguf[dtype]).model
+        write_gguf(model, file.with_suffix(".partial"), folder / "tokenizer.json").replace(file)
     return file
 
 
