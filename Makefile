@@ -47,7 +47,7 @@ evidence-timed: $(BOOK_READY) ## the same for what measures time; refuses a busy
 	@$(RUN) -m kvbook models fetch
 	@$(RUN) -m kvbook evidence --timed $(CHAPTERS)
 
-engines: $(BOOK_READY) ## make the environments of serving engines in _build/engines, or of one (ENGINE=vllm); no book or test needs them
+engines: $(BOOK_READY) ## make serving engines in _build/engines, or one (ENGINE=vllm); no book or test needs them
 	@$(RUN) -m kvbook models fetch
 	@$(RUN) -m kvreport.engines make $(ENGINE)
 
@@ -61,16 +61,21 @@ test-fast: $(TEST_READY) ## run the tests that start no process, train nothing a
 lint: $(TEST_READY) ## check style
 	@$(RUN) -m ruff check .
 
-bench: $(BOOK_READY) ## measure this book's own speed as ratios, and keep them as a run; BENCH=--book builds the book too
+bench: $(BOOK_READY) ## measure this book's own speed as ratios, kept as a run; BENCH=--book builds the book too
 	@$(RUN) -m kvbook bench $(BENCH)
 
 clean: ## remove what runs have made (_build); the installation in .venv stays
 	rm -rf _build
 
 $(RUN):
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: name a newer one: make PYTHON=python3.11 ..." >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3 ..." >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is older than Python 3.11: name a newer one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments: install its venv package" \
+			"(Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)

@@ -1,5 +1,5 @@
-/* A table that says so gets a search box, a choice for every column of few different values, and heads that sort; without
-   this it is whole. */
+/* A table that says so gets a search box, a choice for every column of few different values, and heads that sort;
+   without this it is whole. */
 (() => {
   const FEW = 12;
 

@@ -1,5 +1,5 @@
-/* A table that its column cuts takes the free margin beside it, while the list of the page's contents folds away; and where one
-   scrolls, a shadow lies at the edge behind which it goes on. Without this it scrolls in its column. */
+/* A table that its column cuts takes the free margin beside it, while the list of the page's contents folds away; and
+   where one scrolls, a shadow lies at the edge behind which it goes on. Without this it scrolls in its column. */
 document.addEventListener("DOMContentLoaded", () => {
   const contents = document.querySelector("div.bd-sidebar-secondary");
   const seen = new Set();
