@@ -11,10 +11,8 @@ _PIECE = ["what", "counts"]
 
 # Larger work than any that was measured: which line it continues, to which size.
 LARGER = {
-    ("kvbook check", "texts"): 10_000,
-    ("chapter 6: drift", "texts"): 10_000,
-    ("kvbook scores", "tokens"): 10_000_000,
-    ("numbers of a page", "rows"): 10_000_000,
+    ("kvbook check", "texts"): 10_000, ("chapter 6: drift", "texts"): 10_000,
+    ("kvbook scores", "tokens"): 10_000_000, ("numbers of a page", "rows"): 10_000_000,
 }
 
 

@@ -77,9 +77,8 @@ def _drift_harness(settings: BenchSettings) -> Rows:
     """Compare the two harnesses on one model and set of samples, in two dtypes."""
     for dtype in ("float32", "bfloat16"):
         loaded = loading.load(settings.model, weights=settings.weights, dtype=dtype, device=settings.device)
-        model = loaded.model
         # As `from_pretrained` leaves it, which the described script does not change.
-        model.requires_grad_(True)
+        model = loaded.model.requires_grad_(True)
         texts = corpus.samples("stdlib", loaded.tokenizer, settings.n_samples, 64)
         samples = [torch.tensor([sample.ids], device=model.device) for sample in texts]
         ours, theirs = (timer(model.device, partial(way, model, samples)) for way in (our_way, documented_way))
@@ -245,9 +244,8 @@ def _inputs(settings: BenchSettings) -> Inputs:
 
 def _measure(settings: BenchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Run every part; an interrupted bench goes on after its last finished one."""
-    for name, part in PARTS.items():
-        if name not in writer.done:
-            writer.append(name, part(settings))
+    for name, part in writer.pending(PARTS, "bench: part"):
+        writer.append(name, part(settings))
 
 
 BENCH = Experiment(EXPERIMENT, BenchSettings, _inputs, _measure, timed=True)

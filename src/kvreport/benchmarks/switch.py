@@ -113,46 +113,46 @@ def _shaped(settings: BenchSettings, name: str) -> torch.nn.Module:
 def taken_apart(settings: BenchSettings) -> Rows:
     """Say where the milliseconds of what has a target go, part by part, beside stock's."""
     model, ids = random_model(settings, 100 + 2 * _STEPS)
-    yield from _apart(settings, f"decode step, {settings.dtype}", _parts_of_a_step, model, ids)
+    yield from _apart(settings, f"decode step, {settings.dtype}", model, partial(_steps, model, ids), _STEPS)
     for name in _BEYOND:
-        what = f"decode step, {name}, {settings.dtype}"
-        yield from _apart(settings, what, _parts_of_a_step, _shaped(settings, name), ids % _SHARED["vocab_size"])
+        model, what = _shaped(settings, name), f"decode step, {name}, {settings.dtype}"
+        yield from _apart(settings, what, model, partial(_steps, model, ids % _SHARED["vocab_size"]), _STEPS)
     model, ids = random_model(settings, _PREFILLED, dtype="float32")
     prefill = partial(model, ids, use_cache=True, logits_to_keep=1)
-    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", _parts_of, model, lambda: prefill)
-    longest = _LENGTHS[-1]
-    step = partial(_step_behind, model, longest)
-    yield from _apart(settings, f"decode step behind {longest:,} tokens, float32", _parts_of, model, step)
+    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", model, lambda: prefill)
+    what = f"decode step behind {_LENGTHS[-1]:,} tokens, float32"
+    yield from _apart(settings, what, model, partial(_step_behind, model, _LENGTHS[-1]))
 
 
-def _apart(settings: BenchSettings, what: str, parts: Callable[..., dict[str, float]], *of: Any) -> Rows:
+def _apart(
+    settings: BenchSettings, what: str, model: torch.nn.Module, prepare: Callable[[], Callable[[], Any]], n: int = 1
+) -> Rows:
+    """Take apart what a function prepares, in both arithmetics by turns; it is n equal pieces of work."""
     turns: list[dict[str, dict[str, float]]] = [
-        {arithmetic: parts(*of, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
+        {arithmetic: _parts_of(model, prepare, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
         for _ in progress.track(range(settings.n_repeats + 1), label=f"budget of a {what}: repeat")
     ]
     for part in turns[0][exact_ways.STOCK]:
         # The first turn compares kernels.
         ours, stock = ([turn[of][part] for turn in turns[1:]] for of in (exact_ways.EXACT, exact_ways.STOCK))
-        yield row(f"row-invariant {what}: {part}", "stock's", ours, stock)
+        yield row(f"row-invariant {what}: {part}", "stock's", ours, stock, n)
 
 
 def _parts_of(model: torch.nn.Module, prepare: Callable[[], Callable[[], Any]], arithmetic: str) -> dict[str, float]:
-    work = prepare()
-    with torch.inference_mode(), paths.switched(arithmetic), budget.kept(model) as seconds:
-        work()
+    with torch.inference_mode(), paths.switched(arithmetic):
+        work = prepare()
+        with budget.kept(model) as seconds:
+            work()
     return seconds
 
 
-def _parts_of_a_step(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> dict[str, float]:
-    with torch.inference_mode(), paths.switched(arithmetic):
-        cache = model(ids[:, : -2 * _STEPS], use_cache=True, logits_to_keep=1).past_key_values
+def _steps(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:
+    """Prepare decode steps, after as many that make room and choose kernels."""
+    cache = model(ids[:, : -2 * _STEPS], use_cache=True, logits_to_keep=1).past_key_values
 
-        def step(tokens: torch.Tensor) -> None:
-            for token in tokens.split(1, 1):
-                model(token, past_key_values=cache)
+    def step(tokens: torch.Tensor) -> None:
+        for token in tokens.split(1, 1):
+            model(token, past_key_values=cache)
 
-        # The first steps make room and choose kernels.
-        step(ids[:, -2 * _STEPS : -_STEPS])
-        with budget.kept(model) as seconds:
-            step(ids[:, -_STEPS:])
-    return {part: seconds[part] / _STEPS for part in seconds}
+    step(ids[:, -2 * _STEPS : -_STEPS])
+    return partial(step, ids[:, -_STEPS:])
