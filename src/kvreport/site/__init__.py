@@ -39,7 +39,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", executed.show_outputs)
     app.connect("source-read", inserts.fill_page)
     app.connect("env-updated", _write_on_all_cores)
-    app.connect("html-page-context", repository.ask_for_an_issue)
     # After all who add to a page.
     app.connect("html-page-context", finishing.finish, priority=901)
     app.connect("build-finished", badges.write)

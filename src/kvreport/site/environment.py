@@ -42,8 +42,8 @@ def recorded_processors() -> str:
 
 
 def _versions(runs: list[dict]) -> str:
-    names = list(dict.fromkeys(name for run in runs for name in run["versions"]))
-    found = {name: sorted({run["versions"].get(name, "none") for run in runs}) for name in names}
+    names = dict.fromkeys(name for run in runs for name in run["versions"])
     systems = sorted({f"{run['machine']['system']}, {run['machine']['processor']}" for run in runs})
-    listed = "\n".join(f"- {name} {' and '.join(versions)}" for name, versions in found.items())
-    return f"Versions of what computes and draws, over all chapters ({'; '.join(systems)}):\n\n{listed}"
+    found = [f"- {name} {' and '.join(sorted({run['versions'].get(name, 'none') for run in runs}))}" for name in names]
+    lines = "\n".join(found)
+    return f"Versions of what computes and draws, over all chapters ({'; '.join(systems)}):\n\n{lines}"

@@ -24,17 +24,19 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.images import get_image_size
 
+from kvreport.site.repository import ask_for_an_issue
+
 _OF_LINKS = 'property="og:image"'
 
 
 def finish(
-    app: Sphinx, _pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
+    app: Sphinx, pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
 ) -> None:
-    """Mend a page, and name the picture that stands beside links to it."""
+    """Mend a page, ask below it for an issue, and name the picture that stands beside links to it."""
     context["script_files"] = _without_thebe_and_twins(context.get("script_files", []))
     if context.get("body"):
         files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}
-        context["body"] = marked(_cleaned(context["body"]), files)
+        context["body"] = marked(_cleaned(context["body"]), files) + ask_for_an_issue(app.kvbook_origin, pagename)
     tags = context.get("metatags", "")
     # Only with an address: others fetch the picture, so it must have one of its own. Without, opengraph writes no
     # picture.
@@ -79,7 +81,5 @@ def marked(html: str, files: Mapping[str, Path]) -> str:
 
 def _first_picture(env: BuildEnvironment) -> str | None:
     """Give the file name, in the site, of a picture of the first page that has one; None where there is none."""
-    found = [
-        (min(docnames), name) for docnames, name in env.images.values() if docnames and Path(name).suffix == ".png"
-    ]
+    found = [(min(docnames), name) for docnames, name in env.images.values() if docnames and name.endswith(".png")]
     return min(found)[1] if found else None

@@ -185,10 +185,8 @@ def _gauge() -> str:
             f'<div class="kvbook-gauge" data-of="{loop}"><b>{verdict}:</b> the drift {how}'
             f'<div role="img" aria-label="{label}">{"".join(dots)}</div></div>'
         )
-    ticks = "".join(
-        f'<span style="left: {_place(10.0**power):.1f}%">10<sup>{power}</sup></span>' for power in (-15, -10, -5, 0)
-    )
-    return f'{"".join(rows)}<div class="kvbook-axis" aria-hidden="true">{ticks}</div>'
+    ticks = [f'<span style="left: {_place(10.0**p):.1f}%">10<sup>{p}</sup></span>' for p in (-15, -10, -5, 0)]
+    return f'{"".join(rows)}<div class="kvbook-axis" aria-hidden="true">{"".join(ticks)}</div>'
 
 
 def _labels(medians: pd.Series) -> list[tuple[str, str]]:

@@ -45,8 +45,8 @@ def read(file: Path = RECORDED) -> tuple[Row, ...]:
     rows = pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records") if file.exists() else []
     known = causes()
     for row in rows:
-        told = {path: cause_of(row, path, known) for path in wrong(row)}
-        row.update({path: MISFED for path, one in told.items() if one and one["kind"] == "ours"})
+        misfed = [path for path in wrong(row) if (cause_of(row, path, known) or {}).get("kind") == "ours"]
+        row.update(dict.fromkeys(misfed, MISFED))
     return tuple(sorted(rows, key=lambda row: (order(row["release"]), row["architecture"])))
 
 
@@ -85,10 +85,8 @@ def spans(rows: Iterable[Row]) -> list[dict[str, Any]]:
         runs = [(is_wrong, [release for release, _ in of]) for is_wrong, of in groupby(cells, key=lambda cell: cell[1])]
         for (is_wrong, releases), (_, after) in pairwise([*runs, (False, [None])]):
             if is_wrong:
-                found.append({
-                    "architecture": architecture, "path": path, "from": releases[0], "to": releases[-1],
-                    "releases": len(releases), "without": after[0],
-                })
+                lived = {"from": releases[0], "to": releases[-1], "releases": len(releases), "without": after[0]}
+                found.append({"architecture": architecture, "path": path} | lived)
     return found
 
 
@@ -130,9 +128,8 @@ def cause_of(row: Row, path: str, known: Sequence[Mapping[str, Any]]) -> Mapping
 def _names_in_the_check(path: str) -> set[str]:
     """Return what `kvbook check` calls a path of the atlas."""
     one = execution_paths.of(execution_paths.ATLAS)[path]
-    found = {one.called.get(tool, one.name) for tool in (execution_paths.CHECK, execution_paths.THOROUGH)
-             if tool in one.tools}
-    return found | ({"in two parts"} if path == CHUNKED else set())
+    tools = {execution_paths.CHECK, execution_paths.THOROUGH}.intersection(one.tools)
+    return {one.called.get(tool, one.name) for tool in tools} | ({"in two parts"} if path == CHUNKED else set())
 
 
 def known(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -186,8 +183,7 @@ def counts(rows: Sequence[Row]) -> list[list[object]]:
     lines: list[list[object]] = [["release", "architectures", "wrong", "sound", "fail", "other", "row_invariant()"]]
     for release in whole(rows):
         found = Counter(outcome(row) for row in rows if row["release"] == release)
-        sound = found[table.EXACT] + found[table.ROUNDING]
-        told = found[table.BUG], sound, found[FAILS]
+        told = found[table.BUG], found[table.EXACT] + found[table.ROUNDING], found[FAILS]
         tried = "tried, see the atlas" if release in TRIED else "refuses by name"
         lines.append([release, found.total(), *told, found.total() - sum(told), tried])
     return lines
@@ -201,18 +197,16 @@ def stories(rows: Sequence[Row]) -> list[tuple[str, str]]:
     for row, path in faults(rows):
         if one := cause_of(row, path, known):
             threads[row["architecture"], path].update(one["threads"])
-    newest = rows[-1]["release"] if rows else None
     lived: dict[tuple[str, str, str, str | None], list[str]] = defaultdict(list)
     for one in spans(rows):
         lived[one["architecture"], one["from"], one["to"], one["without"]].append(one["path"])
     told = defaultdict(list)
     for (architecture, begun, to, without), at_fault in lived.items():
         said = f"in {begun}" if begun == to else f"from {begun} to {to}"
-        numbers = sorted({number for path in at_fault for number in threads[architecture, path]})
-        end = f"sound in {without}" if without else "not fixed yet" if to == newest else "not measured later"
-        told[architecture].append(
-            f"wrong {said} on {', '.join(at_fault)}; {end}" + (f" ({_threads(numbers)})" if numbers else "")
-        )
+        numbers = sorted(set().union(*(threads[architecture, path] for path in at_fault)))
+        later = "not fixed yet" if to == rows[-1]["release"] else "not measured later"
+        end = (f"sound in {without}" if without else later) + (f" ({_threads(numbers)})" if numbers else "")
+        told[architecture].append(f"wrong {said} on {', '.join(at_fault)}; {end}")
     return [(architecture, ". ".join(said)) for architecture, said in told.items()]
 
 
@@ -229,18 +223,14 @@ def lifetimes(rows: Sequence[Row]) -> str:
 
 def markdown() -> str:
     """Write the page's tables."""
-    rows = read()
-    told = [["architecture", "path", "outcome", "with and without", "threads"]]
-    told += [
-        [one["architecture"], one["path"], "; ".join(filter(None, [recall(one, rows), one.get("why")])),
-         f"{one['has'] or 'none'} and {one['without'] or 'none yet'}", _threads(one["threads"])]
-        for one in dated()
-    ]
-    recalled = [
-        "## Dated faults: found or missed",
-        csv_table("tab-history-recall", "Faults that public threads describe.", told, filtered=True),
-    ]
-    return "\n\n".join([*(_measured(rows) if rows else ["No release is recorded yet."]), *recalled, *_lines()])
+    rows, told = read(), [["architecture", "path", "outcome", "with and without", "threads"]]
+    for one in dated():
+        outcome = "; ".join(filter(None, [recall(one, rows), one.get("why")]))
+        releases = f"{one['has'] or 'none'} and {one['without'] or 'none yet'}"
+        told.append([one["architecture"], one["path"], outcome, releases, _threads(one["threads"])])
+    recalled = csv_table("tab-history-recall", "Faults that public threads describe.", told, filtered=True)
+    measured = _measured(rows) if rows else ["No release is recorded yet."]
+    return "\n\n".join([*measured, "## Dated faults: found or missed", recalled, *_lines()])
 
 
 def _lines() -> list[str]:
@@ -310,9 +300,7 @@ def _measured(rows: Sequence[Row]) -> list[str]:
         csv_table("tab-history-counts", "Architectures of each release by what their cache is.", counts(rows)),
         "## How long a fault lived",
         lifetimes(rows),
-        csv_table(
-            "tab-history-faults", "Faults by architecture.", [["architecture", "story"], *stories(rows)], filtered=True
-        ),
+        csv_table("tab-history-faults", "Faults by architecture.", [["architecture", "story"], *stories(rows)], True),
         "## Why they were wrong",
         f"{len(faults(rows))} combinations of architecture, release and path are wrong. {open_ones} {_by_kind(told)}",
         f"{misfed} further ones are not counted: the class wants other positions than the atlas gave, and its cache is "

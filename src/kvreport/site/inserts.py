@@ -21,32 +21,19 @@ _MARK = re.compile(r"^<!-- part: ([^:\n]+?)(?:: (\S+))? -->$", re.MULTILINE)
 OF_CHAPTERS: dict[str, Callable[[Sequence[Chapter], Path], str]] = {
     "ledger": lambda chapters, _page: ledger.markdown(ledger.verdicts(chapters)),
     "outcomes": lambda chapters, _page: sentences.outcomes(chapters),
-    "gallery": gallery.markdown,
-    "runs": lambda chapters, _page: environment.markdown(chapters),
+    "runs": lambda chapters, _page: environment.markdown(chapters), "gallery": gallery.markdown,
 }
 # A figure of a chapter, which also stands on this page: its name follows.
 FIGURE = "figure"
 # The others are handed no chapters.
 PARTS: dict[str, Callable[[], str]] = {
-    "processors": environment.recorded_processors,
-    "memory": running.memory,
-    "cards": running.cards,
-    "large checks": running.large_checks,
-    "paths": running.paths,
-    "colab": running.colab,
-    "install": running.install,
-    "install line": running.install_line,
-    "gpu parameters": running.gpu_parameters,
-    "never on cuda": running.never_on_cuda,
-    "first screen": first_screen.markdown,
-    "changes": changes.markdown,
-    "fork": first_screen.fork,
-    "leads": first_screen.leads,
+    "changes": changes.markdown, "history": history.markdown, "processors": environment.recorded_processors,
+    "first screen": first_screen.markdown, "fork": first_screen.fork, "leads": first_screen.leads,
     "finer": first_screen.finer,
-    "history": history.markdown,
-    "speed": speed.speed,
-    "targets": speed.targets,
-    "growth": speed.growth,
+    "memory": running.memory, "cards": running.cards, "large checks": running.large_checks, "paths": running.paths,
+    "install": running.install, "install line": running.install_line, "colab": running.colab,
+    "gpu parameters": running.gpu_parameters, "never on cuda": running.never_on_cuda,
+    "speed": speed.speed, "targets": speed.targets, "growth": speed.growth,
     "how to cite": lambda: f"```none\n{citation.of_book(checkout.of(paths.ROOT))}```",
 }
 
@@ -71,9 +58,8 @@ def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
     def measured(role: re.Match[str]) -> str:
         numbers = evaluated.published(role["chapter"])["numbers"] if role["chapter"] else {}
         if not numbers:
-            raise UserError(
-                f"{role[0]}: on this page a number needs its chapter before it: {{measured}}`layer_drift:...`"
-            )
+            remedy = "on this page a number needs its chapter before it: {measured}`layer_drift:...`"
+            raise UserError(f"{role[0]}: {remedy}")
         return captions.filled(role[0].replace(f"{role['chapter']}:", "", 1), numbers)
 
     # Models and processors behind the numbers of the list item that the mark ends.

@@ -73,8 +73,7 @@ def overlay(
 
 def _refuse_failed(executed: Notebook) -> None:
     failed = executed["metadata"].get("papermill", {}).get("exception")
-    errors = (out for cell in executed["cells"] for out in cell.get("outputs", ()) if out["output_type"] == "error")
-    if failed or any(errors):
+    if failed or any(output["output_type"] == "error" for output in published.outputs(executed)):
         raise UserError("its last run failed, and a failed run is never shown: mend it and execute it again")
 
 
@@ -119,11 +118,8 @@ def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cel
     """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
     name, made = item["name"], citations.folder(chapter)
     folder = made if item.get("judged") else chapter.figures
-    links = [
-        _download(label, folder / f"{name}.{kind}", chapter)
-        for kind, label in _FILE_KINDS.items()
-        if kind in item["files"]
-    ]
+    kinds = [kind for kind in _FILE_KINDS if kind in item["files"]]
+    links = [_download(_FILE_KINDS[kind], folder / f"{name}.{kind}", chapter) for kind in kinds]
     cited, how = f"`{name}` {citation.OWN_RUN}.", "How this was run"
     if provenance.is_recorded(item.get("made_by", ())):
         bibtex = made / f"{name}.bib"
@@ -131,15 +127,8 @@ def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cel
         cited, how = f"```none\n{bibtex.read_text('utf-8')}```", f"{how}, and how to cite it"
     address = f"{site}chapters/{chapter.stem}.html" if site else ""
     links.append(f"[permalink]({address}#{name})")
-    text = (
-        "::::::{container} kvbook-downloads\n"
-        f"Download: {' · '.join(links)}\n\n"
-        f":::::{{dropdown}} {how}\n"
-        f"{cited}\n\n"
-        f"{_made_by(item)}\n"
-        ":::::\n"
-        "::::::"
-    )
+    fold = f":::::{{dropdown}} {how}\n{cited}\n\n{_made_by(item)}\n:::::"
+    text = f"::::::{{container}} kvbook-downloads\nDownload: {' · '.join(links)}\n\n{fold}\n::::::"
     return _markdown(f"downloads-{name}", text)
 
 
@@ -165,9 +154,7 @@ def _download(label: str, file: Path, chapter: Chapter) -> str:
     return f"{{download}}`{label} <{Path(os.path.relpath(file, chapter.source.parent)).as_posix()}>`"
 
 
-def csv_table(
-    name: str, caption: str, rows: pd.DataFrame | Iterable[Iterable[object]], filtered: bool = False
-) -> str:
+def csv_table(name: str, caption: str, rows: pd.DataFrame | Iterable[Iterable[object]], filtered: bool = False) -> str:
     """Write a table, or rows of which the first is the header, as a numbered directive."""
     if isinstance(rows, pd.DataFrame):
         rows = [rows.columns, *rows.to_numpy()]
@@ -192,8 +179,7 @@ def _how_it_was_run(run: Mapping[str, Any], chapter: Chapter) -> Cell:
     facts = {
         "Parameters": _parameters(run),
         "Model and weights": ", ".join(f"`{name}`" for name in _model(run)),
-        "Machine": _machine(run),
-        "Versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
+        "Machine": _machine(run), "Versions": ", ".join(map(" ".join, run["versions"].items())),
         "Commit": _commit(run["commit"]),
         "Started": f"{run['started'].replace('+00:00', '').replace('T', ' ')} UTC",
         "Took": f"{run['duration_s']:g} s",
@@ -202,16 +188,15 @@ def _how_it_was_run(run: Mapping[str, Any], chapter: Chapter) -> Cell:
     if pdf.wanted():
         facts["This page"] = f"[as PDF](../{pdf.FOLDER}/{chapter.stem}.pdf){{.external}}"
     rows = "\n".join(f"{name}\n: {value}\n" for name, value in facts.items() if value)
-    return _markdown(
-        "how-it-was-run", f":::::{{dropdown}} How this was run\n:class-container: kvbook-run\n\n{rows}:::::"
-    )
+    head = ":::::{dropdown} How this was run\n:class-container: kvbook-run"
+    return _markdown("how-it-was-run", f"{head}\n\n{rows}:::::")
 
 
 def _model(run: Mapping[str, Any]) -> list[str]:
     """Name a model, and which weights; a folder, a file and a hub id bring their own."""
     model, weights = run.get("model") or "", run.get("weights") or ""
     brings_its_own = any(mark in model for mark in ("/", "\\"))
-    return [name for name in (model, "" if brings_its_own else weights) if name]
+    return list(filter(None, (model, "" if brings_its_own else weights)))
 
 
 def _machine(run: Mapping[str, Any]) -> str:

@@ -5,10 +5,8 @@ Below each page stands a link that opens an issue about it, where the repository
 
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
-from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -29,14 +27,12 @@ def issue_address(book: checkout.Origin, page: str) -> str | None:
     return f"{book.repository}/issues/new?{urlencode({'title': title, 'body': body})}"
 
 
-def ask_for_an_issue(
-    app: Sphinx, pagename: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
-) -> None:
-    """Put a link below the page that opens an issue about it."""
-    address = issue_address(app.kvbook_origin, pagename)
-    if context.get("body") and address is not None:
-        link = f'<a href="{escape(address)}">Something wrong or unclear on this page? Tell us.</a>'
-        context["body"] += f'<p class="kvbook-feedback">{link}</p>'
+def ask_for_an_issue(book: checkout.Origin, page: str) -> str:
+    """Write a link that opens an issue about a page; nothing where the repository is not known."""
+    if (address := issue_address(book, page)) is None:
+        return ""
+    link = f'<a href="{escape(address)}">Something wrong or unclear on this page? Tell us.</a>'
+    return f'<p class="kvbook-feedback">{link}</p>'
 
 
 def tell_the_theme(app: Sphinx, config: Config) -> None:

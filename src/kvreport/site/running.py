@@ -77,10 +77,9 @@ def paths() -> str:
     """List the execution paths of the check, by what ``--thorough`` calls them."""
     lines = ["| path | tried by | if it is wrong |", "|---|---|---|"]
     for path in execution_paths.PATHS:
-        name = path.called.get(execution_paths.THOROUGH, path.name)
         # As code, or a page would print the two hyphens of an option as a dash.
         tools = ", ".join(f"`{tool}`" for tool in path.tools)
-        lines.append(f"| {name} | {tools} | {path.remedy} |")
+        lines.append(f"| {path.called.get(execution_paths.THOROUGH, path.name)} | {tools} | {path.remedy} |")
     return "\n".join(lines)
 
 
@@ -140,11 +139,9 @@ def colab() -> str:
         "Colab; put the address in yourself."
     )
     return (
-        f"{known}\n"
-        "Choose a GPU as the runtime. Run this cell first:\n\n"
+        f"{known}\nChoose a GPU as the runtime. Run this cell first:\n\n"
         f"```text\n{SETUP.format(address=address)}\n```\n\n"
-        "Run this one after the cell with the parameters:\n\n"
-        f"```text\n{ON_THE_GPU}```\n\n"
+        f"Run this one after the cell with the parameters:\n\n```text\n{ON_THE_GPU}```\n\n"
         "Colab's own torch is kept if it is new enough. "
         "Both cells are tested in a fresh process, but never ran on Colab or Kaggle."
     )
@@ -164,10 +161,7 @@ def never_on_cuda() -> str:
     from kvbook.runs import records
     from kvreport.running import catalogue, selftest
 
-    ran = {
-        folder.parent.parent.name
-        for folder in places.RECORDED_RUNS.glob("*/*/run.json")
-        if str(records.load(folder.parent).about["machine"]["device"]).startswith("cuda")
-    }
+    runs = [records.load(file.parent) for file in places.RECORDED_RUNS.glob("*/*/run.json")]
+    ran = {run.folder.parent.name for run in runs if str(run.about["machine"]["device"]).startswith("cuda")}
     never = [name for name in (*catalogue.EXPERIMENTS, selftest.EXPERIMENT.name) if name not in ran]
     return ", ".join(f"`{name}`" for name in never) or "none"

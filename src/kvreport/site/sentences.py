@@ -74,10 +74,9 @@ def _comparison(book: Mapping[str, Any], own: Mapping[str, Any] | None, chapter:
     rows = [["statement", "checked", "published", "your run", "outcome"]]
     for name, found in book["statements"].items():
         here = own["statements"][name] if own else {"told": "", "comparison": "not run"}
-        label = f"[{name}](#{anchor(name)})"
-        there = _there(found, book["labels"])
         rule = "; ".join(filter(None, [f"{found['rule']} ({found['scope']})", found["elsewhere"]]))
-        rows.append([label, rule, there, here["told"], here["comparison"]])
+        there = _there(found, book["labels"])
+        rows.append([f"[{name}](#{anchor(name)})", rule, there, here["told"], here["comparison"]])
     counts = Counter(row[-1] for row in rows[1:])
     caption = (
         "Statements of this chapter, published and on this machine. Values are shown, not judged; "
@@ -112,12 +111,12 @@ def made_on(origins: Iterable[Mapping[str, Any]]) -> str:
     for processor, of in by_processor.items():
         models = dict.fromkeys(name for one in of for name in one["models"])
         texts = list(dict.fromkeys(filter(None, (one["texts"] for one in of))))
-        trained = list(filter(wording.is_packaged, models))
-        named = [*trained, *(name for name in models if name not in trained)]
+        # Trained ones first, each group in its order.
+        named, first = sorted(models, key=wording.is_packaged, reverse=True), sum(map(wording.is_packaged, models)) or 1
         if len(named) > 2:
-            kept, rest = named[: len(trained) or 1], named[len(trained) or 1 :]
+            rest = named[first:]
             are = "stand-ins" if all(name.endswith(wording.STAND_IN) for name in rest) else "other models"
-            named = [*kept, f"{len(rest)} {are}"]
+            named = [*named[:first], f"{len(rest)} {are}"]
         on = f" on {wording.listed(texts)}" if texts else ""
         said.append(", ".join(filter(None, [f"{wording.listed(named)}{on}".strip(), processor])))
     return f"[{'; '.join(said)}]{{.kvbook-made-on}}" if said else ""
