@@ -58,12 +58,9 @@ def of(folder: Path) -> Origin:
     # Where the site will be served, for canonical links, previews and citations; the publishing workflow knows it.
     site = os.environ.get("KVBOOK_SITE_URL", "").strip()
     return Origin(
-        title=citation["title"],
-        version=str(citation["version"]),
-        authors=tuple(_for_bibtex(person) for person in people),
-        names=tuple(_for_people(person) for person in people),
+        title=citation["title"], version=str(citation["version"]), doi=citation.get("doi"),
+        authors=tuple(map(_for_bibtex, people)), names=tuple(map(_for_people, people)),
         year=released.year if isinstance(released, date) else date.today().year,
-        doi=citation.get("doi"),
         site=site.rstrip("/") + "/" if site else None,
         repository=repository.rstrip("/").removesuffix(".git") if repository else None,
         branch=os.environ.get("GITHUB_REF_NAME", "main") if repository else None,

@@ -123,12 +123,9 @@ def _published(chapter: str) -> Evaluated:
                 numbers.setdefault(f"{key}@{maker(name)}", text)
     behind = {role: origins_of(measures.behind(known[role.split()[0]], printed)) for role in asked}
     return {
-        "numbers": numbers,
-        "behind": behind | {PROCESSOR: origins},
-        "labels": labels,
+        "numbers": numbers, "behind": behind | {PROCESSOR: origins}, "labels": labels,
         "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},
-        "verdicts": _verdicts(module, results, labels),
-        "models": sorted(_models(shown)),
+        "verdicts": _verdicts(module, results, labels), "models": sorted(_models(shown)),
         "rows": [json.loads((folder / "run.json").read_text("utf-8"))["rows_sha256"] for folder in _folders(chapter)],
     }
 
@@ -143,14 +140,10 @@ def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> d
     }
     printed = next((name for name, one in found.items() if one.outcome != "not run"), next(iter(found)))
     return asdict(found[printed]) | {
-        "scope": statement.scope,
-        "rule": statement.must.said("it", set()),
-        "n_rows": _rows_behind(statement, results[printed]),
-        "processor": printed,
+        "scope": statement.scope, "on": statement.on, "rule": statement.must.said("it", set()),
+        "n_rows": _rows_behind(statement, results[printed]), "processor": printed, "made_by": made_by,
         "processors": {processor: one.outcome for processor, one in found.items()},
         "said": {processor: one.told for processor, one in found.items()},
-        "on": statement.on,
-        "made_by": made_by,
     }
 
 
@@ -207,13 +200,11 @@ def own(chapter: str, folders: Mapping[str, str]) -> Evaluated | None:
 def _own(chapter: str, book: Evaluated, folders: Mapping[str, str]) -> Evaluated:
     module = found_in.measures_of(chapter)
     runs = {name: records.load(paths.RUNS / folder) for name, folder in folders.items()}
-    on_this_machine = found_in.of_runs(chapter, runs)
+    on_this_machine, found = found_in.of_runs(chapter, runs), {}
     label = processors.label(run.about["machine"] for run in runs.values())
     alike = [name for name, said in book["labels"].items() if said == label]
-    found = {}
     for name, statement in module.STATEMENTS.items():
-        here = statements.check(statement, on_this_machine)
-        there = book["statements"][name]
+        here, there = statements.check(statement, on_this_machine), book["statements"][name]
         processor, outcome = _to_compare(there, alike)
         fits = _is_in_scope(statement.scope, runs, book["models"], processor, processor in alike)
         few = statement.says_some and _rows_behind(statement, on_this_machine) < there["n_rows"]
@@ -232,13 +223,10 @@ def _to_compare(published: Mapping[str, Any], alike: Sequence[str]) -> tuple[str
 def _is_in_scope(
     scope: statements.Scope, runs: Mapping[str, records.Run], models: list[str], processor: str, alike: bool = False
 ) -> bool:
-    if scope == "any model":
-        return True
-    if _models(runs) != set(models):
-        return False
-    if scope == "this model":
-        return True
+    if scope == "any model" or _models(runs) != set(models):
+        return scope == "any model"
     machines = [run.about["machine"] for run in runs.values()]
     # What a GPU found says nothing of the processor beside it.
     on_it = all(machine.get("device", "cpu") == "cpu" for machine in machines)
-    return on_it and (alike or {machine["processor"] for machine in machines} == {processor})
+    there = on_it and (alike or {machine["processor"] for machine in machines} == {processor})
+    return scope == "this model" or there

@@ -106,8 +106,7 @@ def _kept(settings: Settings) -> dict[str, Run] | None:
         return None
     runs = {name: records.load(RUNS / folder) for name, folder in json.loads(named).items()}
     asked = settings.model_dump(mode="json")
-    same = all(asked | run.about["settings"] == asked for run in runs.values())
-    return runs if same else None
+    return runs if all(asked | run.about["settings"] == asked for run in runs.values()) else None
 
 
 def published(chapter: str) -> dict[str, Found]:

@@ -216,12 +216,8 @@ def either(
 
 
 def claim(
-    *outcomes: Outcome,
-    needs: tuple[str, ...] = (),
-    about_code: bool = False,
-    unseen: str = "",
-    beside: Callable[[Found], str] = lambda _: "",
-    missing: Callable[[Found], str] = lambda _: "",
+    *outcomes: Outcome, needs: tuple[str, ...] = (), about_code: bool = False, unseen: str = "",
+    beside: Callable[[Found], str] = lambda _: "", missing: Callable[[Found], str] = lambda _: "",
     has: Callable[[Found], frozenset[str]] = lambda _: frozenset(),
     published: Callable[[Found], str | None] = lambda _: None,
     whose: Callable[[Mapping[str, Any]], bool] = lambda _: True,
@@ -252,9 +248,7 @@ def named(module: ModuleType) -> dict[str, Measure | Worded]:
     return {name: one for name, one in vars(module).items() if isinstance(one, Measure | Worded)}
 
 
-def written(
-    role: str, known: Mapping[str, Measure | Worded], found: Found, everywhere: Sequence[Found] = ()
-) -> str:
+def written(role: str, known: Mapping[str, Measure | Worded], found: Found, everywhere: Sequence[Found] = ()) -> str:
     """Write a number of the prose: a measure's name, what of its rows counts, and how it is written.
 
     ``EQUAL dtype=float32 count``: after the name come ``column=value``, a word of `HOW` and a format such as ``.0%``.

@@ -46,9 +46,8 @@ INLINE_BYTES = 120_000
 
 # Left out of the files, so that the same figure is the same bytes on any day and with any patch release.
 _NO_DATES = {
-    "svg": {"Date": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None}, "png": {"Software": None},
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-    "png": {"Software": None},
 }
 
 # How letters join is settled once they are drawn: cutting a font's tables of that down to the glyphs of a figure would
@@ -73,12 +72,10 @@ class Page:
         # It names a folder, and nothing may be written beside that.
         if not re.fullmatch(r"\w[\w-]*", chapter):
             raise UserError(f'"{chapter}" cannot name a chapter: write its file name without the suffix')
-        running = os.environ.get(CHAPTER_VARIABLE)
-        if running is not None and running != chapter:
+        if (running := os.environ.get(CHAPTER_VARIABLE, chapter)) != chapter:
             raise UserError(f'this chapter is {running}, but it publishes as "{chapter}": write Page("{running}")')
         self.chapter = chapter
-        staged = os.environ.get(FOLDER_VARIABLE)
-        self.folder = Path(folder or staged or FIGURES / "own" / chapter)
+        self.folder = Path(folder or os.environ.get(FOLDER_VARIABLE) or FIGURES / "own" / chapter)
 
     def measured(self, runs: Mapping[str, Run | None]) -> None:
         """Say which runs of this machine the chapter has: its page holds its statements against them.
@@ -116,22 +113,15 @@ class Page:
             title = f"{self.chapter}: {name}, rows {hashlib.sha256(rows).hexdigest()[:8]}"
             files = {kind: _picture(fig, kind, dpi=300, title=title) for kind in ("svg", "pdf", "png")}
         inline = _picture_for_the_page(files["png"], fig.get_figwidth())
-        files["csv"] = rows
         # Pixels of the page to an inch of the figure: 11 pt type comes out at the size of the text around it.
         width = round(fig.get_figwidth() * 110)
         plt.close(fig)
-        digests = self._write(name, files)
-        metadata = {"name": name, "files": digests, "width": width} | _made_by(runs)
+        metadata = {"name": name, "files": self._write(name, files | {"csv": rows}), "width": width} | _made_by(runs)
         _show({"image/png": base64.b64encode(inline).decode(), "text/plain": name}, {"image/png": metadata})
 
     def table(
-        self,
-        df: pd.DataFrame,
-        name: str,
-        formats: Mapping[str, Format] | None = None,
-        literal: Collection[str] = (),
-        filtered: bool = False,
-        runs: Iterable[Run] = (),
+        self, df: pd.DataFrame, name: str, formats: Mapping[str, Format] | None = None, literal: Collection[str] = (),
+        filtered: bool = False, runs: Iterable[Run] = (),
     ) -> None:
         """Save a table's rows as CSV in full precision, and show them rounded.
 
@@ -155,8 +145,8 @@ class Page:
         if unknown := sorted({*(formats or {}), *literal} - set(map(str, df.columns))):
             raise UserError(f"table {name} has no column {unknown[0]!r} to format; it has {', '.join(map(str, df))}")
         shown = pd.DataFrame({str(c): _written(df[c], (formats or {}).get(str(c))) for c in df.columns})
-        digests = self._write(name, {"csv": csv_of(df)})
-        metadata = {"name": name, "files": digests} | _made_by(runs) | ({"filtered": True} if filtered else {})
+        metadata = {"name": name, "files": self._write(name, {"csv": csv_of(df)})} | _made_by(runs)
+        metadata |= {"filtered": True} if filtered else {}
         rows = shown.assign(**{column: [quoted(text) for text in shown[column]] for column in literal})
         data = {"text/html": shown.to_html(index=False, border=0), "text/plain": shown.to_string(index=False)}
         _show(data, {"text/html": {"kvbook_table": metadata | {"csv": rows.to_csv(index=False)}}})
@@ -194,19 +184,16 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
     runs = list(runs)
     # A run with parameters of its own can show the book's all the same, as the atlas does of all architectures.
     is_published = shows_published() or not any(run.folder.is_relative_to(RUNS) for run in runs)
-    kept = [
-        provenance.of_run(run)
-        | {
-            "experiment": run.about["experiment"],
-            "settings": run.about["settings"],
-            "models": [model_said(model) for model in run.about.get("models", ())],
-            "seeds": run.about.get("seeds", [run.about["settings"].get("seed", 0)]),
-            "dtypes": _dtypes(run.rows, run.about["settings"]),
-        }
-        | _units(run.rows)
-        for run in runs
-    ]
-    return {"made_by": kept, "published": is_published} if kept else {}
+    return {"made_by": [_about(run) for run in runs], "published": is_published} if runs else {}
+
+
+def _about(run: Run) -> dict[str, Any]:
+    settings = run.about["settings"]
+    return provenance.of_run(run) | _units(run.rows) | {
+        "experiment": run.about["experiment"], "settings": settings, "dtypes": _dtypes(run.rows, settings),
+        "models": [model_said(model) for model in run.about.get("models", ())],
+        "seeds": run.about.get("seeds", [settings.get("seed", 0)]),
+    }
 
 
 # What tells the independent units of an experiment's rows apart, and what a unit is called.

@@ -122,8 +122,7 @@ def item_of(output: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def measured(notebook: Mapping[str, Any]) -> dict[str, str]:
     """Tell which runs an executed copy was made from: experiment to folder."""
-    found = (output.get("metadata", {}).get("kvbook_runs") for output in outputs(notebook))
-    return next(filter(None, found), {})
+    return next(filter(None, (output.get("metadata", {}).get("kvbook_runs") for output in outputs(notebook))), {})
 
 
 def of(executed: Path, source: Path | None = None) -> list[Published]:

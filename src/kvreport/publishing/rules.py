@@ -53,8 +53,8 @@ class Bound:
         """Give a bound that is looser or stricter by a factor."""
         value = self.value * factor
         if self.scale == "ratio":
-            value = 1 + (max(self.value, 1 / self.value) - 1) * factor
-            value = value if self.value >= 1 else 1 / value
+            above = 1 + (max(self.value, 1 / self.value) - 1) * factor
+            value = above if self.value >= 1 else 1 / above
         elif self.scale == "share":
             odds = self.value / (1 - self.value) * factor
             value = odds / (1 + odds)
@@ -145,19 +145,15 @@ class Condition:
         if self.quantity.unit:
             subject = "its whole interval" if label == "it" else f"the whole interval of {label}"
         verb = "is" if self.side in ("at least", "at most") else "lies"
-        there = f"{verb} {self.side} {self.bound.number(self.side)}"
-        return f"{subject} {there}{source}{many}"
+        return f"{subject} {verb} {self.side} {self.bound.number(self.side)}{source}{many}"
 
 
 def _lies(estimate: Estimate, side: Side, bound: Bound) -> bool:
     low, high = estimate.low, estimate.high
     return {
-        "above": low > bound.value,
-        "below": high < bound.value,
-        "at least": low >= bound.value,
-        "at most": high <= bound.value,
-        "inside": bound.lower < low and high < bound.value,
-        "outside": high < bound.lower or low > bound.value,
+        "above": low > bound.value, "at least": low >= bound.value,
+        "below": high < bound.value, "at most": high <= bound.value,
+        "inside": bound.lower < low and high < bound.value, "outside": high < bound.lower or low > bound.value,
     }[side]
 
 
@@ -227,11 +223,9 @@ class Rule:
 
     def text(self) -> str:
         """Say the rule in words."""
-        labels = self.labels
+        labels, known = self.labels, set()
         named = (f"{label} {quantity.about}".strip() for quantity, label in labels.items())
-        said = [f"Estimated: {'; '.join(named)}."]
-        known: set[Bound] = set()
-        said += [outcome.said(labels, known) for outcome in self.outcomes]
+        said = [f"Estimated: {'; '.join(named)}.", *(outcome.said(labels, known) for outcome in self.outcomes)]
         said += [f"Not run without {' and '.join(self.needs)}."] if self.needs else []
         said += [f"A cause is plausible at most: {self.unseen}."] if self.unseen else []
         said += ["Weights do not matter."] if self.about_code else []

@@ -103,9 +103,8 @@ def check(statement: Statement, results: Found) -> Checked:
         return Checked("not run")
     counts = [one.units for one in found if one.units is not None]
     if statement.headline and condition.quantity.unit and len(counts) < len(found):
-        raise ValueError(
-            f"{condition.quantity.name}: a headline speaks of a sample, and a fact stands among its estimates"
-        )
+        wrong = "a headline speaks of a sample, and a fact stands among its estimates"
+        raise ValueError(f"{condition.quantity.name}: {wrong}")
     units = min(counts, default=None)
     told = ", ".join(one.said(condition.quantity.form) for one in found)
     if units is not None and units < FEWEST_UNITS:
@@ -148,5 +147,4 @@ def is_borne_out(checked: Mapping[str, Any]) -> bool:
 
 def sentence_before(text: str, end: int) -> str:
     """Give the sentence that ends at a place of a text: the prose has one sentence a line, and now and then two."""
-    line = text[:end].rpartition("\n")[2]
-    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", line)[-1].strip()
+    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", text[:end].rpartition("\n")[2])[-1].strip()

@@ -59,9 +59,8 @@ class Claims:
         ValueError
             When a claim has no check, or a check no claim.
         """
-        claims = [
-            claim for claim in documents.published(self.document)["claims"] if claim.get("chapter") == self.chapter
-        ]
+        everything = documents.published(self.document)["claims"]
+        claims = [claim for claim in everything if claim.get("chapter") == self.chapter]
         if (named := {claim["id"] for claim in claims}) != set(self.checks):
             raise ValueError(f"{self.document}: claims and checks differ in {sorted(named ^ set(self.checks))}")
         rows = []
