@@ -72,10 +72,9 @@ def train_scratch(
     if size not in training.RECIPES:
         raise UserError(f"no size {size!r}: choose one of {', '.join(training.RECIPES)}")
     placement.device_of(device)
-    if destination:
-        folder = training.train(training.RECIPES[size], Path(destination), corpus, device)
-    elif corpus == checkpoints.STDLIB:
-        folder = training.train(training.RECIPES[size], checkpoints.shipped(size), corpus, device)
+    if destination or corpus == checkpoints.STDLIB:
+        folder = Path(destination) if destination else checkpoints.shipped(size)
+        folder = training.train(training.RECIPES[size], folder, corpus, device)
     elif size == checkpoints.THREAD:
         folder = checkpoints.folder_of(size, corpus, device)
     else:
@@ -194,8 +193,7 @@ def bench(
 
 
 def selftest(
-    device: Device = "cpu",
-    to: Annotated[str, Option(help="The JSON file to attach to an issue.")] = "selftest.json",
+    device: Device = "cpu", to: Annotated[str, Option(help="The JSON file to attach to an issue.")] = "selftest.json"
 ) -> None:
     """Try loading, caches, row-invariant mode and decoding on a device; print and keep the result; 1 if one fails."""
     from kvreport.running import selftest as tests

@@ -111,8 +111,7 @@ def publish(
     save(part)
     shutil.copyfile(log, part / "training_log.csv")
     made = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_s": float(_rows(log)[-1][3]),
+        "parameters": sum(p.numel() for p in model.parameters()), "trained_s": float(_rows(log)[-1][3]),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers")},
         "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
     }

@@ -136,14 +136,11 @@ def _jobs(chapters: list[Chapter]) -> int:
         return int(asked)
     # One accelerator, and the memory for one set of full-size weights, are what most people have.
     given = [chapter.parameters for chapter in chapters]
-    large = any(
-        one.get("weights") == "hub" or "/" in str(one.get("model", "")) or one.get("device", "cpu") != "cpu"
-        for one in given
-    )
-    packaged = any(one.get("weights") == "package" for one in given)
+    weights = {one.get("weights") for one in given}
+    large = any("/" in str(one.get("model", "")) or one.get("device", "cpu") != "cpu" for one in given)
     # Bytes that must be free for two chapters with the packages' trained model, which each keeps in several dtypes.
-    short = packaged and psutil.virtual_memory().available < 10e9
-    return 1 if large or short else min(2, cores())
+    short = "package" in weights and psutil.virtual_memory().available < 10e9
+    return 1 if large or "hub" in weights or short else min(2, cores())
 
 
 def _execute(chapter: Chapter, why: str, build: Build, kernels: "Kernels", measured_s: float) -> None:
@@ -164,20 +161,16 @@ def _execute(chapter: Chapter, why: str, build: Build, kernels: "Kernels", measu
     from kvreport.publishing import published
 
     notebook.metadata["kvbook"] = {
-        "inputs_sha256": inputs_sha256,
-        "measured": {"sha256": measured_sha256, "runs": published.measured(notebook)},
-        "profile": chapter.profile,
-        "parameters": chapter.parameters,
+        "inputs_sha256": inputs_sha256, "measured": {"sha256": measured_sha256, "runs": published.measured(notebook)},
+        "profile": chapter.profile, "parameters": chapter.parameters,
         "started": started.isoformat(timespec="seconds"),
         # With what its experiments took, which were measured first.
         "duration_s": round(time.monotonic() - clock + measured_s, 1),
         "machine": measured_on or machine.describe(values.get("device", "cpu")),
-        "model": values.get("model"),
-        "weights": values.get("weights"),
+        "model": values.get("model"), "weights": values.get("weights"),
         # Of the experiments that measure no time; None where they have all that the machine line says.
         "shared_threads": build.threads,
-        "versions": versions(),
-        "commit": machine.commit(),
+        "versions": versions(), "commit": machine.commit(),
         "files": {f.name: fingerprint.of_file(f) for f in sorted(staged.glob("*")) if not f.name.startswith(".")},
     }
     with records.writable(chapter.folders.executed):
@@ -221,8 +214,7 @@ def _run(
     ):
         job.progress_file = Path(scratch) / "progress"
         environment = build.environment | {
-            publishing.CHAPTER_VARIABLE: chapter.stem,
-            publishing.FOLDER_VARIABLE: str(staged),
+            publishing.CHAPTER_VARIABLE: chapter.stem, publishing.FOLDER_VARIABLE: str(staged),
             PROGRESS_VARIABLE: str(job.progress_file),
             publishing.BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
             publishing.MEASURED_VARIABLE: json.dumps(kept) if kept else "",

@@ -269,7 +269,7 @@ def _read_about(code: Path, name: str) -> About:
 
 def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any] | None]:
     content = read_yaml(file) or {}
-    if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(values, dict | None) for values in content.values()):
         raise UserError(f"{file} must hold <chapter>: {{<parameter>: <value>}}")
     if unknown := [stem for stem in content if stem not in stems]:
         raise UserError(f"{file} names a chapter {unknown[0]!r} that does not exist (there are: {', '.join(stems)})")

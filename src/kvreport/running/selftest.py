@@ -114,10 +114,9 @@ def _inputs(settings: Settings) -> Inputs:
 
 def _measure(settings: Settings, _made_of: Inputs, writer: Writer) -> None:
     """Run every part at every shape; an interrupted selftest goes on after its last finished part."""
-    parts = [(f"{name}, {shape}", part, asked) for shape, asked in SHAPES.items() for name, part in PARTS.items()]
-    for unit, part, shape in parts:
-        if unit not in writer.done:
-            writer.append(unit, _tried(unit, part, settings, *shape))
+    parts = {f"{name}, {shape}": (part, asked) for shape, asked in SHAPES.items() for name, part in PARTS.items()}
+    for unit, (part, shape) in writer.pending(parts, "selftest: part"):
+        writer.append(unit, _tried(unit, part, settings, *shape))
 
 
 EXPERIMENT = Experiment("selftest", Settings, _inputs, _measure, fields=frozenset({"device", "seed"}))
@@ -129,8 +128,8 @@ def _tried(unit: str, part: Callable[..., Rows], *arguments: Any) -> list[Row]:
         return [about | row for row in part(*arguments)]
     except Exception as error:  # Whatever this device does is the result, and no reason to leave the other parts out.
         first = (str(error).strip() or "no message").splitlines()[0]
-        named = privacy.owner_in(first) + privacy.secrets_in(first)
-        said = " (its message names a path or a person)" if named else f": {first}"
+        is_private = privacy.owner_in(first) or privacy.secrets_in(first)
+        said = " (its message names a path or a person)" if is_private else f": {first}"
         return [about | {"status": "failed", "why": f"{type(error).__name__}{said}"} | _row("", "")]
 
 
@@ -141,12 +140,9 @@ def lines(rows: pd.DataFrame) -> list[str]:
 
 def _line(part: str, rows: pd.DataFrame) -> str:
     status, why = rows["status"].iloc[0], rows["why"].iloc[0]
-    numbers = [
-        " ".join(filter(None, (row.what, row.dtype, _short(row.value))))
-        + (f" (book {_short(row.published)})" if row.published != "" else "")
-        for row in rows.itertuples()
-    ]
-    said = "; ".join(numbers) if status == "ok" else why
+    books = [f"(book {_short(value)})" if value != "" else "" for value in rows["published"]]
+    parts = zip(rows["what"], rows["dtype"], rows["value"].map(_short), books, strict=True)
+    said = "; ".join(" ".join(filter(None, each)) for each in parts) if status == "ok" else why
     return f"{status:8s}  {part}{f': {said}' if said else ''}"
 
 

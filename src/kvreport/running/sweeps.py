@@ -32,10 +32,8 @@ Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_li
 
 # The setting that an axis sets, whichever of these an experiment has.
 _FIELDS = {
-    "model": ("model",),
-    "dtype": ("dtypes", "dtype", "cost_dtype"),
-    "length": ("n_tokens", "n_new_tokens", "n_blocks"),
-    "device": ("device",),
+    "model": ("model",), "dtype": ("dtypes", "dtype", "cost_dtype"),
+    "length": ("n_tokens", "n_new_tokens", "n_blocks"), "device": ("device",),
 }
 # A cell has one model: a further model that would be drawn with it is that one again, and so is measured once.
 _FURTHER = ("reference_model", "second_model")
@@ -96,11 +94,11 @@ def _cells(path: Path, asked: _File):
         if experiment not in catalogue.EXPERIMENTS:
             raise UserError(f"{path}: no experiment {experiment!r}: choose one of {', '.join(catalogue.EXPERIMENTS)}")
         settings_class = catalogue.EXPERIMENTS[experiment].settings
-        known = settings_class.model_fields
         fields = {axis: _field(path, experiment, axis) for axis in axes}
         for place in itertools.product(*axes.values()):
             chosen = dict(zip(fields.values(), place, strict=True))
-            further = {name: chosen["model"] for name in _FURTHER if "model" in chosen and name in known}
+            known = settings_class.model_fields if "model" in chosen else ()
+            further = {name: chosen["model"] for name in _FURTHER if name in known}
             label = " ".join([experiment, *map(str, place)])
             try:
                 settings = settings_class.checked(**(further | asked.settings | chosen))
@@ -110,8 +108,7 @@ def _cells(path: Path, asked: _File):
 
 
 def _field(path: Path, experiment: str, axis: str) -> str:
-    known = catalogue.EXPERIMENTS[experiment].settings.model_fields
     for name in _FIELDS[axis]:
-        if name in known:
+        if name in catalogue.EXPERIMENTS[experiment].settings.model_fields:
             return name
     raise UserError(f"{path}: {experiment} has no {axis}: leave it out, or sweep that experiment in a file of its own")
