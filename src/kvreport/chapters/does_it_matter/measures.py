@@ -72,7 +72,7 @@ def equal_at_the_end(texts: pd.DataFrame) -> estimates.Estimate:
     # The variance is 0 where none has diverged, and undefined where all have.
     if share in (0, 1):
         return estimates.wilson(share, n)
-    half = scipy.stats.norm.isf((1 - estimates.CONFIDENCE) / 2) * np.sqrt((1 - share) / (n * share)) / np.log(share)
+    half = scipy.special.ndtri((1 + estimates.CONFIDENCE) / 2) * np.sqrt((1 - share) / (n * share)) / np.log(share)
     return estimates.Estimate(share, *(float(share ** np.exp(side * half)) for side in (-1, 1)))
 
 
