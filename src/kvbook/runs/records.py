@@ -116,6 +116,13 @@ class Writer:
             if unit not in self.done:
                 yield unit, thing
 
+    def keep(self, unit: str, about: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Measure in inference mode what is to be iterated over, and write it as one unit, `about` in each row."""
+        import torch
+
+        with torch.inference_mode():
+            self.append(unit, [{**about, **row} for row in rows])
+
     def append(self, unit: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows of one finished unit.
 

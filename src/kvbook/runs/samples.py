@@ -1,5 +1,6 @@
 """What experiments on sampled texts share: what is refused beforehand, and the texts that are still to be measured."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +40,7 @@ class Text:
 
     def keep(self, rows: Iterable[dict[str, Any]], **more: Any) -> None:
         """Measure in inference mode what is to be iterated over, and write its rows, `more` in each of them."""
-        with torch.inference_mode():
-            self.writer.append(self.unit, [self.about | more | row for row in rows])
+        self.writer.keep(self.unit, self.about | more, rows)
 
 
 def weights_of(settings: Settings, name: str) -> str:
@@ -136,3 +136,15 @@ def pending(
             continue
         about = loaded.about | {"sample": sample.index, "source": sample.source}
         yield Text(unit, sample, torch.tensor([sample.ids], device=loaded.model.device), about, writer)
+
+
+def each(
+    settings: TextSettings, writer: records.Writer, names: Iterable[str], label: str,
+    n_tokens: lengths.Length | None = None,
+) -> Iterator[tuple[loading.Loaded, Text]]:
+    """Go through the pending texts of every model in every dtype."""
+    todo = list(itertools.product(names, settings.dtypes))
+    for name, dtype in progress.track(todo, label=f"{label}: model and dtype"):
+        loaded = load(settings, name, dtype)
+        for text in pending(settings, writer, loaded, f"{name}|{dtype}", loaded.name, n_tokens=n_tokens):
+            yield loaded, text

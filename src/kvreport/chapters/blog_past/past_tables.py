@@ -32,9 +32,9 @@ from kvbook import paths
 from kvbook.diagnosis.faults import upper_left_mask
 from kvbook.errors import UserError
 from kvbook.measuring import agreement
-from kvbook.models import corpus, lowbit, registry
+from kvbook.models import corpus, loading, lowbit, registry
 from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
+from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.settings import PastTablesSettings
@@ -187,6 +187,20 @@ def _without_past(tokens: torch.Tensor, model: PreTrainedModel) -> list[torch.Te
     return [model(part).logits[0, -1].cpu() for part in (tokens, tokens[:, -1:])]
 
 
+def _rows(settings: PastTablesSettings, loaded: loading.Loaded) -> Rows:
+    of_model = variants(loaded.model)
+    for sample, source, ids in _texts(settings, loaded.tokenizer):
+        tokens = torch.tensor([ids], device=loaded.model.device)
+        without_past = functools.cache(functools.partial(_without_past, tokens))
+        for variant in of_model:
+            full, alone = without_past(variant.model)
+            split, held = variant.split(tokens)
+            yield {
+                "variant": variant.name, "layers": variant.model.config.num_hidden_layers, "sample": sample,
+                "source": source, "n_tokens": len(ids), "held": held, **compare(full, split.cpu(), alone),
+            }
+
+
 def measure(settings: PastTablesSettings, made_of: Inputs, writer: Writer) -> None:
     """Compare every model, quantization and variant on the posted text and on samples of the corpus."""
     units = {
@@ -203,20 +217,7 @@ def measure(settings: PastTablesSettings, made_of: Inputs, writer: Writer) -> No
             "model": loaded.name, "family": model["architecture"], "weights": loaded.weights, "dtype": settings.dtype,
             "quantization": quantization,
         }
-        rows = []
-        with torch.inference_mode():
-            of_model = variants(loaded.model)
-            for sample, source, ids in _texts(settings, loaded.tokenizer):
-                tokens = torch.tensor([ids], device=loaded.model.device)
-                without_past = functools.cache(functools.partial(_without_past, tokens))
-                for variant in of_model:
-                    full, alone = without_past(variant.model)
-                    split, held = variant.split(tokens)
-                    layers = variant.model.config.num_hidden_layers
-                    of_text = {"variant": variant.name, "layers": layers, "sample": sample, "source": source}
-                    of_text |= {"n_tokens": len(ids), "held": held}
-                    rows.append(about | of_text | compare(full, split.cpu(), alone))
-        writer.append(unit, rows)
+        writer.keep(unit, about, _rows(settings, loaded))
 
 
 def work(settings: PastTablesSettings) -> Work:

@@ -54,5 +54,4 @@ def measure(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: Rows
     units = {f"{name}|{dtype}": (name, dtype) for name in texts for dtype in settings.dtypes}
     for unit, (name, dtype) in writer.pending(units, "full pass against cache: model and dtype"):
         loaded = samples.load(settings, name, dtype, choose=weights_for)
-        with torch.inference_mode():
-            writer.append(unit, [loaded.about | row for row in rows_of(loaded, texts[name])])
+        writer.keep(unit, loaded.about, rows_of(loaded, texts[name]))

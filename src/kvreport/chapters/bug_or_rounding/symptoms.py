@@ -192,8 +192,7 @@ def measure(settings: BugOrRoundingSettings, made_of: Inputs, writer: Writer) ->
     every_dtype.measure(settings, (settings.model, *settings.families), rows_of, writer)
     for dtype in settings.dtypes:
         if (unit := f"extra|{dtype}") not in writer.done:
-            with torch.inference_mode():
-                writer.append(unit, list(of_the_scratch_model(_of_scratch(settings), dtype)))
+            writer.keep(unit, {}, of_the_scratch_model(_of_scratch(settings), dtype))
 
 
 # The full pass, that which fills the cache, and the faults that change one; half are the documents' own symptoms.

@@ -50,9 +50,7 @@ def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) ->
             about = subject.about | {"sample": pair.sample, "source": pair.source}
             path = [int(token) for token in str(pair.path).split()]
             prompt = subject.tensor([samples[pair.sample].ids])
-            with torch.inference_mode():
-                rows = follow(subject, prompt, path, int(pair.steps), int(pair.token), choose)
-                writer.append(unit, [about | row for row in rows])
+            writer.keep(unit, about, follow(subject, prompt, path, int(pair.steps), int(pair.token), choose))
 
 
 def follow(

@@ -82,10 +82,9 @@ def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) ->
         for unit, (choice, group) in writer.pending(units, f"where texts diverge, {dtype}: group"):
             prompts, indices = subject.tensor([one.ids for one in group]), [one.index for one in group]
             choose = Chooser(choice, settings.seed)
-            with torch.inference_mode():
-                found = diverge(subject, prompts, indices, n_written(settings), choose, cached_only=only)
-                about = [{"choice": choice, "sample": one.index, "source": one.source} for one in group]
-                writer.append(unit, [subject.about | about[text] | row for text, row in found])
+            found = diverge(subject, prompts, indices, n_written(settings), choose, cached_only=only)
+            about = [{"choice": choice, "sample": one.index, "source": one.source} for one in group]
+            writer.keep(unit, subject.about, (about[text] | row for text, row in found))
 
 
 def diverge(

@@ -45,9 +45,8 @@ def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) ->
             cells = [cell for cell in cells if cell.padding != named.RIGHT]
         units = {"|".join((dtype, *cell)): cell for cell in cells}
         for unit, cell in writer.pending(units, f"what a user changes, {dtype}: cell"):
-            with torch.inference_mode():
-                rows = texts_of(subject, cell, samples, n_new, longest + 1, settings.seed)
-                writer.append(unit, [subject.about | cell._asdict() | row for row in rows])
+            rows = texts_of(subject, cell, samples, n_new, longest + 1, settings.seed)
+            writer.keep(unit, subject.about | cell._asdict(), rows)
 
 
 def together(cell: Cell, samples: list[Sample]) -> list[list[Sample]]:

@@ -211,7 +211,9 @@ def possible(model: PreTrainedModel, ways: tuple[Variant, ...] = VARIANTS) -> li
     if not rounded_caches.all_full(model.config):
         without |= {KV_FP8, KV_INT8, KV_INT4, LOST}
     without |= {way for way in ways if way.makes and not _can_make(way.makes, model.config)}
-    if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in _inner_widths(model)):
+    products = (module for module in model.base_model.modules() if isinstance(module, nn.Linear | Conv1D))
+    widths = (of.in_features if isinstance(of, nn.Linear) else of.weight.shape[0] for of in products)
+    if model.device.type == "cpu" and any(width % _BLOCK_4BIT for width in widths):
         without.add(WEIGHTS_4)
     try:
         lowbit.check(WEIGHTS_8.quantization)
@@ -226,12 +228,6 @@ def _can_make(makes: MakeCache, config: PretrainedConfig) -> bool:
     except (ValueError, ImportError, UserError):
         return False
     return True
-
-
-def _inner_widths(model: PreTrainedModel) -> Iterator[int]:
-    for module in model.base_model.modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            yield module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
 
 
 class Subject:
@@ -285,8 +281,7 @@ def follow_all(
         units = {f"{dtype}|{sample.index}": sample for sample in samples}
         for unit, sample in writer.pending(units, f"{label}, {dtype}: text"):
             about = subject.about | {"sample": sample.index, "source": sample.source}
-            with torch.inference_mode():
-                writer.append(unit, [about | row for row in follow(subject, sample)])
+            writer.keep(unit, about, follow(subject, sample))
 
 
 def groups(texts: list[corpus.Sample]) -> list[list[corpus.Sample]]:

@@ -78,14 +78,12 @@ def plan(settings: ExactCachesSettings, text: int) -> tuple[int, int, int]:
 
 def measure(settings: ExactCachesSettings, _made_of: Inputs, writer: Writer) -> None:
     """Feed every text in every way, each at its own length and number of threads."""
-    for dtype in settings.dtypes:
-        loaded = samples.load(settings, settings.model, dtype)
-        label = f"texts of many lengths, {dtype}"
-        for text in samples.pending(settings, writer, loaded, dtype, label, n_tokens=max(settings.lengths)):
-            length, count, first = plan(settings, text.sample.index)
-            ids = text.ids[:, :length]
-            with threads.using(count):
-                text.keep(compare(loaded.model, ids, first), n_tokens=ids.shape[1], threads=count)
+    longest = max(settings.lengths)
+    for loaded, text in samples.each(settings, writer, [settings.model], "texts of many lengths", longest):
+        length, count, first = plan(settings, text.sample.index)
+        ids = text.ids[:, :length]
+        with threads.using(count):
+            text.keep(compare(loaded.model, ids, first), n_tokens=ids.shape[1], threads=count)
 
 
 def work(settings: ExactCachesSettings) -> Work:

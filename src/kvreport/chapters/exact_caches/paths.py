@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook import exact, progress
+from kvbook import exact
 from kvbook.errors import UserError
 from kvbook.exact.verification import fed
 from kvbook.models import corpus, registry, sources
@@ -103,11 +103,9 @@ def inputs(settings: ExactCachesSettings) -> Inputs:
 
 def measure(settings: ExactCachesSettings, made_of: Inputs, writer: Writer) -> None:
     """Feed every text to every model in every way."""
-    todo = [(model["asked_for"], dtype) for model in made_of["models"] for dtype in settings.dtypes]
-    for name, dtype in progress.track(todo, label="ways to feed the same tokens: model and dtype"):
-        loaded = samples.load(settings, name, dtype)
-        for text in samples.pending(settings, writer, loaded, f"{name}|{dtype}", loaded.name):
-            text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
+    names = [model["asked_for"] for model in made_of["models"]]
+    for loaded, text in samples.each(settings, writer, names, "ways to feed the same tokens"):
+        text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
 
 
 def work(settings: ExactCachesSettings) -> Work:

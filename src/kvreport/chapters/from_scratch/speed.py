@@ -58,11 +58,6 @@ def _seconds(take: Take, make: MakeReader, model: ScratchGPT, ids: torch.Tensor,
     return statistics.median(take(make(model), ids, length) for _ in range(times))
 
 
-def past_ways(block: int) -> dict[str, MakeReader]:
-    """List the ways that are timed past the block."""
-    return {rows.WINDOW: Window, rows.POSTED: _CACHED, rows.REPLY: Reply} | refills(*loss.hops(block))
-
-
 def _random_model(settings: ScratchSettings) -> ScratchGPT:
     device = placement.device_of(settings.device)
     torch.manual_seed(settings.seed)
@@ -74,9 +69,10 @@ def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[Ro
     """List what is timed of a model, each with what takes its time once."""
     block, is_replys = model.shape.block, name == rows.REPLYS_MODEL
     todo = [(rows.STEP, _STEPPING, _step_seconds, length) for length in lengths(block)]
+    past = {rows.WINDOW: Window, rows.POSTED: _CACHED, rows.REPLY: Reply} | refills(*loss.hops(block))
     todo.append(
         (rows.RUN, _STEPPING, _run_seconds, rows.REPLYS_NEW_TOKENS) if is_replys
-        else (rows.PAST, past_ways(block), _past_seconds, block)
+        else (rows.PAST, past, _past_seconds, block)
     )
     for what, ways, take, length in todo:
         # A step of the small model is so short that one hiccup would outweigh it.

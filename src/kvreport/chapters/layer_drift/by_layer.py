@@ -3,8 +3,6 @@
 Rows, one a (model, dtype, sample, place): see ``data/README.md``.  Places are the hidden states 0 to L and the logits.
 """
 
-import itertools
-
 import torch
 from transformers import PreTrainedModel
 
@@ -44,10 +42,9 @@ def inputs(settings: LayerDriftSettings) -> Inputs:
 
 def measure(settings: LayerDriftSettings, made_of: Inputs, writer: Writer) -> None:
     """Score the last token of every text both ways, with both models in every dtype."""
-    for name, dtype in itertools.product([model["asked_for"] for model in made_of["models"]], settings.dtypes):
-        loaded = samples.load(settings, name, dtype)
-        for text in samples.pending(settings, writer, loaded, f"{name}|{dtype}", f"drift of {loaded.name}, {dtype}"):
-            text.keep(compare(loaded.model, text.ids), start=text.sample.start, n_tokens=len(text.sample.ids))
+    names = [model["asked_for"] for model in made_of["models"]]
+    for loaded, text in samples.each(settings, writer, names, "drift"):
+        text.keep(compare(loaded.model, text.ids), start=text.sample.start, n_tokens=len(text.sample.ids))
 
 
 EXPERIMENT = Experiment("layer_drift", LayerDriftSettings, inputs, measure, work=Work.per_text(passes=2, steps=1))

@@ -106,12 +106,6 @@ def decode_by_generate(model: PreTrainedModel, ids: torch.Tensor, n_new_tokens: 
         yield Step(logits[0].float(), output.sequences[0, held + index].item(), held + index)
 
 
-def _ties(step: Step, uncached: Step) -> dict[str, int]:
-    """Tell of the first step that differs where its two candidates are tied."""
-    tied = (choosing.tied(one.logits, step.token, uncached.token) for one in (step, uncached))
-    return dict(zip(named.TIES, tied, strict=True))
-
-
 def inputs(settings: LayerDriftSettings) -> Inputs:
     """Name both models, and refuse what cannot be run."""
     models = samples.identities(settings, (settings.model, settings.reference_model), settings.n_tokens)
@@ -145,7 +139,8 @@ def _rows(loaded: loading.Loaded, ids: torch.Tensor, length: int, limit: int | N
         for index, (step, alone) in enumerate(zip(steps, uncached, strict=False)):
             ties = dict.fromkeys(named.TIES)
             if not diverged and step.token != alone.token:
-                ties, diverged = _ties(step, alone), True
+                tied = (choosing.tied(one.logits, step.token, alone.token) for one in (step, alone))
+                ties, diverged = dict(zip(named.TIES, tied, strict=True)), True
             yield {"method": method, "step": index, "text": loaded.tokenizer.decode([step.token])} | step.row() | ties
             if diverged and not whole:
                 # After it the two decode different texts, and a loop that feeds all again takes long.
@@ -164,9 +159,7 @@ def measure(settings: LayerDriftSettings, made_of: Inputs, writer: Writer) -> No
             about = loaded.about | {"prompt": unit.removeprefix(f"{case}|")}
             # The document's prompt is decoded to its end.
             whole = settings.seed == 0 and prompt == of_all[0]
-            with torch.inference_mode():
-                rows = _rows(loaded, ids, settings.n_new_tokens, limit, whole)
-                writer.append(unit, [about | row for row in rows])
+            writer.keep(unit, about, _rows(loaded, ids, settings.n_new_tokens, limit, whole))
 
 
 def work(settings: LayerDriftSettings) -> Work:

@@ -49,7 +49,6 @@ from kvbook.models import corpus, kept, loading
 from kvbook.runs import samples
 from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.prompt_reuse import rows as named
-from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
@@ -207,7 +206,7 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
 
 def _inputs(settings: PromptReuseSettings, items_of: Items, **more: Any) -> Inputs:
     """Name the models and texts, and refuse texts that are longer than a model's context."""
-    models = split_keys.identities(settings)
+    models = samples.identities(settings, (settings.model, settings.second_model))
     for model in models:
         tokenizer = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         longest = max((len(item.ids) for item in items_of(settings, tokenizer)), default=0)
@@ -237,9 +236,8 @@ def _measure(items_of: Items, settings: PromptReuseSettings, made_of: Inputs, wr
         }
         for unit, item in writer.pending(units, f"reuse of a prompt's cache, {loaded.name}, {dtype}: text"):
             about = loaded.about | {"case": item.case, "item": item.name}
-            with torch.inference_mode():
-                found = continuations(loaded.model, item, settings.n_new_tokens)
-                writer.append(unit, [about | row for one in found for row in _rows(loaded.tokenizer, item, *one)])
+            found = continuations(loaded.model, item, settings.n_new_tokens)
+            writer.keep(unit, about, (row for one in found for row in _rows(loaded.tokenizer, item, *one)))
 
 
 def _rows(tokenizer: PreTrainedTokenizerBase, item: Item, way: str, kind: str, output: ModelOutput) -> Rows:

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook.models import placement, registry
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -54,6 +54,15 @@ def inputs(settings: PromptReuseSettings) -> Inputs:
     return {"shapes": {count["hub_id"]: shape_of(count["hub_id"]) for count in counts}, "counts": counts}
 
 
+def _rows(model: torch.nn.Module, ids: torch.Tensor, lengths: list[int]) -> Rows:
+    total, whole = ids.shape[1], model(ids, use_cache=True).past_key_values
+    for length, variant in itertools.product(lengths, (named.POSTED, named.FULL_ROWS)):
+        split = split_keys.in_two_parts(model, ids, total - length, variant)
+        about = {"variant": variant, "n_tokens": total, "rows_fed": length}
+        compared = split_keys.compare(whole, split, total - length)
+        yield from (about | row for row in compared if row["tensor"] == "keys")
+
+
 def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
     """Compare the first layer's keys at every length of the second part, for the document's two shapes."""
     device = placement.device_of(settings.device)
@@ -63,19 +72,9 @@ def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> N
         total = count["prompt_tokens"] + count["response_tokens"]
         generator = torch.Generator().manual_seed(settings.seed)
         ids = torch.randint(_VOCABULARY_SIZE, (1, total), generator=generator).to(device)
-        rows = []
-        with torch.inference_mode():
-            whole = model(ids, use_cache=True).past_key_values
-            lengths = sorted({*_LENGTHS, count["response_tokens"]})
-            for length, variant in itertools.product(lengths, (named.POSTED, named.FULL_ROWS)):
-                split = split_keys.in_two_parts(model, ids, total - length, variant)
-                compared = split_keys.compare(whole, split, total - length)
-                about = {
-                    "shape": count["hub_id"], "weights": "random", "dtype": name, "variant": variant,
-                    "n_tokens": total, "rows_fed": length,
-                }
-                rows += [about | row for row in compared if row["tensor"] == "keys"]
-        writer.append(unit, rows)
+        about = {"shape": count["hub_id"], "weights": "random", "dtype": name}
+        lengths = sorted({*_LENGTHS, count["response_tokens"]})
+        writer.keep(unit, about, _rows(model, ids, lengths))
 
 
 EXPERIMENT = Experiment("first_layer", PromptReuseSettings, inputs, measure, frozenset({"device", "seed", "dtypes"}))

@@ -11,7 +11,6 @@ Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,11 +26,6 @@ from kvreport.publishing import documents
 
 # Tokens of the thread's prompt and response, more or less, in any vocabulary.
 _ABOUT_TOKENS = 70
-
-
-def identities(settings: PromptReuseSettings) -> list[dict[str, Any]]:
-    """Name the models of a run, each once, and refuse a model, device or dtype that is not there."""
-    return samples.identities(settings, (settings.model, settings.second_model))
 
 
 def posted_ids(tokenizer: PreTrainedTokenizerBase, one_begin: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +111,7 @@ def difference(reference: torch.Tensor, other: torch.Tensor) -> Row:
 
 def inputs(settings: PromptReuseSettings) -> Inputs:
     """Name the models and the thread's texts, and refuse what cannot be run."""
-    models = identities(settings)
+    models = samples.identities(settings, (settings.model, settings.second_model))
     for model in models:
         tokenizer = kept.tokenizer(model["asked_for"], samples.weights_of(settings, model["asked_for"]))
         loading.check_length(model, sum(part.shape[1] for part in posted_ids(tokenizer)))

@@ -17,7 +17,6 @@ from kvbook.measuring import caches
 from kvbook.models import corpus, kept
 from kvbook.runs import samples
 from kvbook.runs.experiment import Experiment, Inputs, Writer
-from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 
 # Characters of a file that are looked at: every cut encodes what lies before it.
@@ -57,7 +56,8 @@ def inputs(settings: PromptReuseSettings) -> Inputs:
         raise UserError(f"corpus {settings.corpus!r} has no file of two characters: name another folder")
     return {
         "tokenizers": {style: fingerprint.of_file(file) for style, file in _SHIPPED.items()},
-        "models": split_keys.identities(settings), "corpus": corpus.describe(settings.corpus),
+        "models": samples.identities(settings, (settings.model, settings.second_model)),
+        "corpus": corpus.describe(settings.corpus),
     }
 
 

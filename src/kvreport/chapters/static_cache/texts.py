@@ -42,13 +42,11 @@ def measure(settings: StaticCacheSettings, _made_of: Inputs, writer: Writer) -> 
             settings.text_model, weights=_weights(settings), dtype=dtype, device=settings.device, seed=settings.seed
         )
         ids = subject.prompt(settings, loaded)
-        with torch.inference_mode():
-            rows = [
-                loaded.about | {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
-                for way in progress.track(KINDS, label=f"texts, {dtype}: way")
-                for step, row in enumerate(_write(loaded.model, ids, way, settings.n_new_tokens))
-            ]
-        writer.append(dtype, rows)
+        writer.keep(dtype, loaded.about, (
+            {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
+            for way in progress.track(KINDS, label=f"texts, {dtype}: way")
+            for step, row in enumerate(_write(loaded.model, ids, way, settings.n_new_tokens))
+        ))
 
 
 def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> Rows:

@@ -39,16 +39,14 @@ def measure(settings: StaticCacheSettings, made_of: Inputs, writer: Writer) -> N
         weights_bytes = sum(parameter.nbytes for parameter in loaded.model.parameters())
         per_token = memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype)
         cells = list(itertools.product(BATCHES, contexts))
-        with torch.inference_mode():
-            rows = [
-                loaded.about | {
-                    "batch": batch, "context": context, "step": step, "seconds": seconds,
-                    "weights_bytes": weights_bytes, "kv_bytes": batch * context * per_token,
-                }
-                for batch, context in progress.track(cells, label="batch and context")
-                for step, seconds in enumerate(_steps(loaded.model, batch, context))
-            ]
-        writer.append(dtype, rows)
+        writer.keep(dtype, loaded.about, (
+            {
+                "batch": batch, "context": context, "step": step, "seconds": seconds,
+                "weights_bytes": weights_bytes, "kv_bytes": batch * context * per_token,
+            }
+            for batch, context in progress.track(cells, label="batch and context")
+            for step, seconds in enumerate(_steps(loaded.model, batch, context))
+        ))
 
 
 def _steps(model: PreTrainedModel, batch: int, context: int) -> list[float]:

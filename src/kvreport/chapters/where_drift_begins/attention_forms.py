@@ -124,13 +124,11 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
         dtype = getattr(torch, name)
         generator = torch.Generator().manual_seed(settings.seed)
         q, k, v = (torch.randn(DRAWS, HEADS, keys, HEAD_DIM, generator=generator).to(device, dtype) for _ in range(3))
-        rows = []
-        with torch.inference_mode():
-            for kernel, attend in KERNELS.items():
-                if available(attend, device, dtype):
-                    about = {"kernel": kernel, "dtype": name, "keys": keys, "heads": HEADS, "head_dim": HEAD_DIM}
-                    rows += [about | row for row in compare(attend, q, k, v)]
-        writer.append(unit, rows)
+        about = {"dtype": name, "keys": keys, "heads": HEADS, "head_dim": HEAD_DIM}
+        writer.keep(unit, {}, (
+            {"kernel": kernel} | about | row for kernel, attend in KERNELS.items()
+            if available(attend, device, dtype) for row in compare(attend, q, k, v)
+        ))
 
 
 EXPERIMENT = Experiment(

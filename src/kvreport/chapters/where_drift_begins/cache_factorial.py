@@ -95,17 +95,15 @@ def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
 def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Measure the factorial on the settings' first model."""
     longer = lengths.plus(settings.n_tokens, 1)
-    for dtype in settings.dtypes:
-        loaded = samples.load(settings, settings.model, dtype)
-        for text in samples.pending(settings, writer, loaded, dtype, f"whose fault, {dtype}", n_tokens=longer):
-            with torch.inference_mode():
-                # The longer text's tokens are decoded as the shorter one's are, and one more.
-                begun = decoded(loaded.model, text.ids[:, :-2])
-            text.keep(
-                {"n_tokens": length, "longer": length - text.ids.shape[1] + 1} | row
-                for length in (text.ids.shape[1] - 1, text.ids.shape[1])
-                for row in compare(loaded.model, text.ids[:, :length], begun)
-            )
+    for loaded, text in samples.each(settings, writer, [settings.model], "whose fault", longer):
+        with torch.inference_mode():
+            # The longer text's tokens are decoded as the shorter one's are, and one more.
+            begun = decoded(loaded.model, text.ids[:, :-2])
+        text.keep(
+            {"n_tokens": length, "longer": length - text.ids.shape[1] + 1} | row
+            for length in (text.ids.shape[1] - 1, text.ids.shape[1])
+            for row in compare(loaded.model, text.ids[:, :length], begun)
+        )
 
 
 def work(settings: WhereDriftBeginsSettings) -> Work:

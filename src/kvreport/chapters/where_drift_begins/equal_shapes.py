@@ -63,10 +63,8 @@ def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Read every prompt with the settings' first model, in each dtype."""
-    for dtype in settings.dtypes:
-        loaded = samples.load(settings, settings.model, dtype)
-        for text in samples.pending(settings, writer, loaded, dtype, f"prompts of equal shapes, {dtype}"):
-            text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
+    for loaded, text in samples.each(settings, writer, [settings.model], "prompts of equal shapes"):
+        text.keep(compare(loaded.model, text.ids), n_tokens=text.ids.shape[1])
 
 
 EXPERIMENT = Experiment(

@@ -56,9 +56,8 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
     for unit, (dtype, count, inner) in writer.pending(units, "map of the matrix product: case"):
         drawn = factors(settings.max_rows, inner, settings.outer_size, settings.seed)
         about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
-        with torch.inference_mode(), threads.using(count):
-            placed = (t.to(device, getattr(torch, dtype)) for t in drawn)
-            writer.append(unit, [about | row for row in compare(*placed)])
+        with threads.using(count):
+            writer.keep(unit, about, compare(*(t.to(device, getattr(torch, dtype)) for t in drawn)))
 
 
 EXPERIMENT = Experiment(

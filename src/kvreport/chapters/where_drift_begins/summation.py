@@ -123,8 +123,8 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
         about |= {"outer_size": sizes[0], "inner_size": sizes[1]}
         # A profiler takes seconds a call, and with more threads the functions are no others.
         profiled = settings.profiled and count == settings.threads[0]
-        with torch.inference_mode(), threads.using(count):
-            writer.append(unit, [about | row for row in compare(settings, dtype, operations[0], sizes, profiled)])
+        with threads.using(count):
+            writer.keep(unit, about, compare(settings, dtype, operations[0], sizes, profiled))
 
 
 def compare(settings: WhereDriftBeginsSettings, dtype: str, operation: str, sizes: list[int], profiled: bool) -> Rows:
