@@ -39,11 +39,9 @@ def measure(settings: AtlasSettings, made_of: Inputs, writer: Writer) -> None:
     for row in progress.track(rows, len(waiting), "atlas: architecture"):
         if unknown := row.keys() - {*COLUMNS, *running.versions(), "seconds"}:
             raise AssertionError(f"the row of {row['architecture']} has columns that the run does not: {unknown}")
-        flat = {column: row.get(column) for column in COLUMNS}
-        writer.append(
-            row["architecture"],
-            [{key: json.dumps(value) if isinstance(value, dict) else value for key, value in flat.items()}],
-        )
+        values = ((column, row.get(column)) for column in COLUMNS)
+        flat = {column: json.dumps(value) if isinstance(value, dict) else value for column, value in values}
+        writer.append(row["architecture"], [flat])
 
 
 EXPERIMENT = Experiment(

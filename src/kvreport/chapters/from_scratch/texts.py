@@ -42,13 +42,11 @@ def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None
         start = prompts if choice == "greedy" else prompts[:, :1]
         with torch.inference_mode():
             written = write(make(model), start, total - start.shape[1], None if choice == "greedy" else draws)
-        about = {"choice": choice, "way": name, "dtype": settings.dtypes[0]}
-        rows = [
-            about | {"sample": sample.index, "source": sample.source, "block": block, "n_prompt": start.shape[1],
-                     "text": loaded.vocabulary.decode(ids.tolist())}
+        writer.keep(unit, {"choice": choice, "way": name, "dtype": settings.dtypes[0]}, (
+            {"sample": sample.index, "source": sample.source, "block": block, "n_prompt": start.shape[1],
+             "text": loaded.vocabulary.decode(ids.tolist())}
             for sample, ids in zip(samples, written, strict=True)
-        ]
-        writer.append(unit, rows)
+        ))
 
 
 EXPERIMENT = Experiment("scratch_texts", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)

@@ -79,12 +79,10 @@ def measure(settings: ModelsSettings, made_of: Inputs, writer: Writer) -> None:
         # A character may take several tokens, so each one's text is what it adds to the text before it.
         texts = [loaded.tokenizer.decode(tokens[:length]) for length in range(len(tokens) + 1)]
         added = (text[len(before) :] for before, text in itertools.pairwise(texts))
-        about = loaded.about | {"masked": int(masked)}
-        rows = (
-            about | {"step": step, "token": token, "text": text, "probability": probability}
+        writer.keep(unit, loaded.about | {"masked": int(masked)}, (
+            {"step": step, "token": token, "text": text, "probability": probability}
             for step, (token, text, probability) in enumerate(zip(tokens, added, probabilities, strict=True))
-        )
-        writer.append(unit, list(rows))
+        ))
 
 
 def work(settings: ModelsSettings) -> Work:

@@ -20,11 +20,10 @@ def write(model: PreTrainedModel, prompts: list[list[int]], tokens: int, warm: b
         logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         best = logs.topk(min(TOP, logs.shape[-1]))
         for row, one in enumerate(found):
-            if one.tokens and one.tokens[-1] in choosing.ends_of(model):
-                continue
-            one.tokens.append(int(chosen[row]))
-            one.logprobs.append(float(logs[row, chosen[row]]))
-            one.top.append(dict(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)))
+            if not one.tokens or one.tokens[-1] not in choosing.ends_of(model):
+                one.tokens.append(int(chosen[row]))
+                one.logprobs.append(float(logs[row, chosen[row]]))
+                one.top.append(dict(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)))
     return found
 
 
