@@ -42,7 +42,7 @@ def measured(family_folders) -> pd.DataFrame:
                 about = {"family": family, "fault": name, "dtype": dtype, "source": "text", "sample": 0}
                 with inject(loaded.model):
                     found = probe.readings(loaded.model, whole, fed, np.random.default_rng(0), WAYS)
-                    rows += [about | vars(reading) for (reading,) in found]
+                    rows += [about | reading._asdict() for (reading,) in found]
     return pd.DataFrame(rows)
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from kvbook import __version__, older, progress
 from kvbook.diagnosis import known, refusals, storage, thorough, verdict, wrong_pass
-from kvbook.diagnosis.little_memory import LittleMemory
+from kvbook.diagnosis.little_memory import LARGE, LittleMemory
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.rows import TOGETHER, by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
@@ -31,8 +31,6 @@ VERSIONS = {"kvbook": __version__, "torch": torch.__version__, "transformers": t
 # a kernel and the memory for it, always decides; 16 bits stand in for it.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _ENOUGH = 2
-# Parameters from which on time and memory are predicted before anything is loaded.
-_LARGE = 1e9
 
 _NO_CACHE = "no cache came back: use_cache is false in the configuration, as it is by default in MPT's"
 _USE_CACHE = 'pass use_cache=True in the call, or write "use_cache": true into config.json; generate() asks by itself'
@@ -99,7 +97,7 @@ class _Measured:
         if settings.memory:
             self.little = LittleMemory(settings, self.config, self.texts, self.planned, wanted)
             self.planned = (*self.little.left_out, *self.little.dtypes)
-        elif self.identity["parameters"] > _LARGE:
+        elif self.identity["parameters"] > LARGE:
             self._announce(wanted)
         self.paths, self.too_far = thorough.paths_of(self.config, limit) if settings.thorough else ({}, [])
         self.work = progress.Work(self._amount(self.planned[:wanted]), "check")

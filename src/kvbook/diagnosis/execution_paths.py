@@ -5,8 +5,7 @@ take theirs.  Reading the list imports no torch, so recorded rows can be read wi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 
@@ -25,8 +24,7 @@ class NoCache(Exception):
     """A model has no such path; the message says why."""
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(NamedTuple):
     """One execution path.
 
     Attributes
@@ -60,7 +58,7 @@ class Path:
     feed: "Callable[[Any, Tensor], Tensor | tuple[Tensor, Tensor]] | None" = None
     excuse: "Callable[[PreTrainedModel], str | None]" = lambda _model: None
     tools: tuple[str, ...] = (THOROUGH, ATLAS)
-    called: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, str] = {}
     n_tokens: int = SHORT
 
     def compared(self, fed: Any, ids: "Tensor", whole: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":

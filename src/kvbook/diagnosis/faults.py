@@ -7,9 +7,8 @@ safe in threads.
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -278,8 +277,7 @@ def seam(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[int],
     return None
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A bug that can be injected.
 
     Attributes

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import _pytree
-from transformers import Cache, cache_utils
+from transformers import Cache
 
 from kvbook import older
 from kvbook.diagnosis import feeding, probe
@@ -29,9 +29,7 @@ from kvbook.models import corpus
 from kvbook.models.streamed import Streamed, is_layer
 
 # Layers of a cache whose lengths follow from the tokens alone.
-_FORESEEN = tuple(
-    getattr(cache_utils, name) for name in ("DynamicLayer", "DynamicSlidingWindowLayer") if hasattr(cache_utils, name)
-)
+_FORESEEN = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
 class NotLayerByLayer(Exception):
@@ -147,7 +145,10 @@ class Runner:
         model = self.streamed.model
         given = dict(call.options)
         if call.chain and call.before:
-            given[self.name] = self._foreseen(call)
+            # A cache that has the lengths which the calls before leave.
+            if call.seen is None and call.chain.empty is not None:
+                call.seen = self._filled(call.chain.empty, call.fed_before())
+            given[self.name] = call.seen
         with contextlib.suppress(_Stopped), torch.inference_mode(), widened(self.streamed.dtype):
             self._end(call, model(call.ids, **given))
 
@@ -176,8 +177,9 @@ class Runner:
         found = next((value for value in values if isinstance(value, Cache)), None)
         if found is None or call.before or call.chain.empty is not None:
             return
-        unknown = [type(layer).__name__ for layer in getattr(found, "layers", ()) if type(layer) not in _FORESEEN]
-        if not _FORESEEN or unknown or not hasattr(found, "layers"):
+        kinds = [type(layer).__name__ for layer in getattr(found, "layers", ())]
+        unknown = [kind for kind in kinds if kind not in _FORESEEN]
+        if unknown or not hasattr(found, "layers"):
             raise NotLayerByLayer(f"its cache holds {unknown[0] if unknown else 'no layers'}")
         call.chain.empty, call.chain.cache = copy.deepcopy(found), found
         for layer, state in zip(found.layers, call.chain.filled, strict=False):
@@ -185,12 +187,6 @@ class Runner:
 
     def _true(self, call: Call, value: Any) -> Any:
         return call.chain.cache if call.chain and isinstance(value, Cache) else value
-
-    def _foreseen(self, call: Call) -> Cache | None:
-        """Return a cache that has the lengths which the calls before leave."""
-        if call.seen is None and call.chain.empty is not None:
-            call.seen = self._filled(call.chain.empty, call.fed_before())
-        return call.seen
 
     def _filled(self, empty: Cache, fed: list[torch.Tensor]) -> Cache:
         cache = copy.deepcopy(empty)
@@ -208,13 +204,10 @@ class Runner:
         if (output.get(self.name) is None) != (call.chain.cache is None):
             raise NotLayerByLayer("its layers do not take the cache that it returns")
         if call.chain.cache is not None and not any(call in other.before for other in self.calls):
-            foreseen = self._filled(call.chain.empty, [*call.fed_before(), call.ids])
-            if _lengths(foreseen) != _lengths(call.chain.cache):
+            foreseen = self._filled(call.chain.empty, [*call.fed_before(), call.ids]).layers
+            pairs = zip(foreseen, call.chain.cache.layers, strict=True)
+            if any(one.get_seq_length() != other.get_seq_length() for one, other in pairs):
                 raise NotLayerByLayer("its cache has other lengths than were foreseen")
-
-
-def _lengths(cache: Cache) -> list[int]:
-    return [layer.get_seq_length() for layer in cache.layers]
 
 
 def _copied(output: Any) -> Any:

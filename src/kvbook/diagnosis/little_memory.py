@@ -14,8 +14,8 @@ from kvbook.errors import UserError
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, placement, sources, streamed
 
-# Parameters from which on memory is said before anything is loaded.
-_LARGE = 1e9
+# Parameters from which on time and memory are said before anything is loaded.
+LARGE = 1e9
 
 Rows = list[dict[str, Any]]
 
@@ -60,7 +60,7 @@ class LittleMemory:
                 except UserError as error:
                     self.left_out[dtype] = error
         needed = costs.streamed_bytes(config, self.dtypes, n_tokens) if self.dtypes else 0
-        if loading.parameter_count(config) > _LARGE:
+        if loading.parameter_count(config) > LARGE:
             progress.note(f"{', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB")
         source = streamed.source_of(sources.resolve(settings.model, settings.weights), settings.seed)
         self._models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in self.dtypes}

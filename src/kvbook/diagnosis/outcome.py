@@ -92,11 +92,13 @@ class Outcome(Strict):
             *(("", f"{dtype:9s} left out: {why}") for dtype, why in self.left_out.items()),
         ]
         if self.slope and "slope" not in self.why:
-            low, high = self.slope.low, self.slope.high
-            interval = f"{self.slope.value:.2f} [{low:.2f}, {high:.2f}]"
-            rows.append(("slope", f"{interval} on log-log axes: rounding has 1, a bug has 0"))
+            said = "{value:.2f} [{low:.2f}, {high:.2f}] on log-log axes: rounding has 1, a bug has 0"
+            rows.append(("slope", said.format(**self.slope.model_dump())))
         if self.verdict == "bug" and self.located:
-            rows.append(("layer", f"{self._place()} is the first beyond rounding"))
+            named = {None: "none, for the hidden states agree: the LM head", 0: "the embedding, before layer 1,"}
+            layer = self.first_suspicious_layer
+            place = named.get(layer, f"layer {layer} of {self.layers}")
+            rows.append(("layer", f"{place} is the first beyond rounding"))
         # In line with one another where there are many; a word each where there are few.
         if len(self.paths) > _FEW:
             width = max(len(found.path) for found in self.paths)
@@ -106,11 +108,6 @@ class Outcome(Strict):
         rows += [("passes", self.wrong_pass), ("cause", self.cause), ("remedy", self.remedy)]
         rows.append(("not tried", "; ".join(self.not_tried)))
         return [f"{name:9s} {text}" for name, text in rows if text]
-
-    def _place(self) -> str:
-        layer = self.first_suspicious_layer
-        named = {None: "none, for the hidden states agree: the LM head", 0: "the embedding, before layer 1,"}
-        return named.get(layer, f"layer {layer} of {self.layers}")
 
 
 def read(text: str, name: str) -> Outcome:

@@ -4,7 +4,7 @@ The model is called as it stands: whether a cache comes back is its configuratio
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ WAYS = tuple(execution_paths.of(execution_paths.CHECK))
 SHORTEST = 4
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One way on one text.
 
     Attributes

@@ -49,7 +49,7 @@ def rows_of(
 def as_rows(dtype: str, batch: list[corpus.Sample], readings: list[probe.Reading]) -> list[dict[str, Any]]:
     """Say with each reading of which text it is."""
     return [
-        {"dtype": dtype, "source": text.source, "sample": text.index, **vars(reading)}
+        {"dtype": dtype, "source": text.source, "sample": text.index, **reading._asdict()}
         for text, reading in zip(batch, readings, strict=True)
     ]
 

@@ -10,8 +10,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -141,8 +140,7 @@ def _read_through(
     return probe.last_tokens(output)[0], output.logits
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(NamedTuple):
     """What a format does to the logits, beside a drift.
 
     Attributes

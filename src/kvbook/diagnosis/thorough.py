@@ -32,12 +32,10 @@ _BOUNDARIES = {
 def boundaries(config: PretrainedConfig) -> dict[str, int]:
     """Find the lengths at which a model's attention or positions change, by what they are called."""
     values = config.get_text_config().to_dict()
-    found = {}
-    for what, names in _BOUNDARIES.items():
-        for at in _numbers(values, names):
-            if what != "sliding window" or values.get("use_sliding_window") is not False:
-                found[f"{what} at {at:,}"] = at
-    return found
+    return {
+        f"{what} at {at:,}": at for what, names in _BOUNDARIES.items() for at in _numbers(values, names)
+        if what != "sliding window" or values.get("use_sliding_window") is not False
+    }
 
 
 def _numbers(values: dict[str, Any], names: tuple[str, ...]) -> Iterator[int]:

@@ -29,8 +29,7 @@ but never less than `SCATTER` allows, since with two to four dtypes the residual
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -53,8 +52,7 @@ ORDER: tuple[Kind, ...] = ("exact", "rounding", "undecided", "bug")
 _DRAWS = 500
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What drift at several roundoffs amounts to.
 
     Attributes

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from torch.nn import functional
@@ -60,8 +61,5 @@ def _by_loss(fed: feeding.Fed, texts: Sequence[torch.Tensor]) -> list[tuple[str,
 
 
 def _loss(logits: Sequence[torch.Tensor], texts: Sequence[torch.Tensor]) -> float:
-    losses = [
-        functional.cross_entropy(each[0, :-1].float(), ids[0, 1:]).item()
-        for each, ids in zip(logits, texts, strict=True)
-    ]
-    return sum(losses) / len(losses)
+    both = zip(logits, texts, strict=True)
+    return fmean(functional.cross_entropy(each[0, :-1].float(), ids[0, 1:]).item() for each, ids in both)

@@ -163,8 +163,7 @@ def _pieces(query, key, value, mask, found, is_causal, scale) -> torch.Tensor:
             written[:, :, :count, :keys] = bias[:, :, start : start + count]
             written[:, :, count:, 0] = 0
         if length not in filled:
-            end = min(stop, first + length)
-            filled[length] = [padded(x, first, end, length) for x in (key, value)]
+            filled[length] = [padded(x, first, min(stop, first + length), length) for x in (key, value)]
         out.append(_checked(piece, *filled[length], written, scale)[:, :, :count])
         start += count
     return out[0] if len(out) == 1 else torch.cat(out, 2)

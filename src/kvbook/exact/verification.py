@@ -1,7 +1,7 @@
 """Trying the switch on a model: every way to feed the same tokens against the full pass, bit for bit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -10,8 +10,7 @@ from kvbook import older
 from kvbook.exact.switch import row_invariant
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """What one way of feeding the tokens gives, against the full pass.
 
     Attributes

@@ -20,9 +20,8 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvbook import lengths
 from kvbook.errors import UserError
@@ -43,8 +42,7 @@ _EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packag
 _HELD_OUT_SHARE = 10
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """One text file.
 
     Attributes
@@ -59,8 +57,7 @@ class Document:
     text: str
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One run of consecutive tokens of one document.
 
     Attributes
@@ -89,8 +86,7 @@ def part_of(name: str) -> Part:
     name : str
         Path relative to the standard library, with forward slashes.
     """
-    first_byte = hashlib.sha256(name.encode()).digest()[0]
-    return "held-out" if first_byte % _HELD_OUT_SHARE == 0 else "train"
+    return "held-out" if hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT_SHARE == 0 else "train"
 
 
 def stdlib_files(part: Part) -> Iterator[Path]:

@@ -7,9 +7,8 @@ import errno
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from unittest.mock import patch
 
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
@@ -36,8 +35,7 @@ _UNREACHABLE = (
 )
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(NamedTuple):
     """A repository of the hub at one commit.
 
     Configuration, weights and tokenizer are all asked for at this commit: they belong together even if the repository

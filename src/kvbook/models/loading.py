@@ -7,8 +7,7 @@
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -35,8 +34,7 @@ _LARGE = 2e9
 _counts: dict[tuple[type, str], int] = {}
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A model that is ready to run, and where it came from.
 
     Attributes

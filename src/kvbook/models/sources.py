@@ -1,9 +1,8 @@
 """What a request for a model leads to: which weights, which files, which configuration."""
 
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig
 
@@ -19,8 +18,7 @@ DRAWN = ("random", "untrained")
 _UNTRAINED_RANGE = 0.1
 
 
-@dataclass(frozen=True)
-class Where:
+class Where(NamedTuple):
     """A request, resolved.
 
     Attributes
@@ -98,7 +96,7 @@ def _adapted(path: Path) -> Where:
     if not base or not (Path(base).is_dir() or str(base).count("/") == 1):
         remedy = 'write its folder or hub id into adapter_config.json ("base_model_name_or_path")'
         raise UserError(f"{path} holds an adapter of PEFT, and its model {base!r} is not there: {remedy}")
-    return replace(resolve(str(base), "local"), name=path.name, adapter=str(path))
+    return resolve(str(base), "local")._replace(name=path.name, adapter=str(path))
 
 
 def _words_for(path: Path) -> Path:
@@ -115,7 +113,7 @@ def identity(where: Where, seed: int) -> dict[str, Any]:
         return {"shape_of": named, "shape_sha256": fingerprint.of_values(values), "seed": seed}
     if where.adapter:
         digests = [fingerprint.of_large_file(file) for file in _weight_files(Path(where.adapter))]
-        return identity(replace(where, adapter=""), seed) | {"adapter_sha256": fingerprint.of_values(digests)}
+        return identity(where._replace(adapter=""), seed) | {"adapter_sha256": fingerprint.of_values(digests)}
     if where.source == "hub":
         return {"hub_id": where.path, "revision": where.revision}
     folder = Path(where.path)
@@ -165,7 +163,7 @@ def resolve(model: str, weights: str) -> Where:
     else:
         others = "nor an existing folder or GGUF file, nor a hub id (owner/name)"
         raise UserError(f"model {model!r} is neither a family ({', '.join(families)}), {others}")
-    return replace(found, source="random") if weights == "random" else found
+    return found._replace(source="random") if weights == "random" else found
 
 
 def families_with(weights: str) -> list[str]:

@@ -75,35 +75,31 @@ def timed(command: list[str], **options: Any) -> tuple[dict[str, float], subproc
     return seconds | {REST: whole - sum(seconds.values())}, done
 
 
-class Clock:
-    """Counts time to the innermost part that is open."""
+@contextmanager
+def counted(calls: Iterable[tuple[str, Any, str]]) -> Iterator[dict[str, float]]:
+    """Fill a mapping with the seconds of parts while the context is open; a part's calls have an owner and a name.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        # Seconds that were counted inside each open part; the first stands for all that is outside of any.
-        self._inside = [0.0]
+    Time counts to the innermost part that is open.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    # Seconds that were counted inside each open part; the first stands for all that is outside of any.
+    inside = [0.0]
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count time to a part while the context is open, or each time that a function is called which it decorates."""
+    def counting(part: str) -> Iterator[None]:
         start = time.perf_counter()
-        self._inside.append(0.0)
+        inside.append(0.0)
         try:
             yield
         finally:
             whole = time.perf_counter() - start
-            self.seconds[name] += whole - self._inside.pop()
-            self._inside[-1] += whole
+            seconds[part] += whole - inside.pop()
+            inside[-1] += whole
 
-
-@contextmanager
-def counted(calls: Iterable[tuple[str, Any, str]]) -> Iterator[dict[str, float]]:
-    """Fill a mapping with the seconds of parts while the context is open; a part's calls have an owner and a name."""
-    clock = Clock()
     with ExitStack() as stack:
         for part, owner, name in calls:
-            stack.enter_context(patch.object(owner, name, clock.part(part)(getattr(owner, name))))
-        yield clock.seconds
+            stack.enter_context(patch.object(owner, name, counting(part)(getattr(owner, name))))
+        yield seconds
 
 
 def of_calls(parts: dict[str, str]) -> AbstractContextManager[dict[str, float]]:

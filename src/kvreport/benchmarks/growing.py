@@ -44,17 +44,14 @@ def _line(of: tuple[str, str], sizes: pd.DataFrame) -> dict[str, Any]:
     what, counts = of
     added = (sizes["n_bytes"] - sizes["n_bytes_before"]) / 1e6
     return {
-        "work": _written(what), "grows with": counts, "sizes": " · ".join(f"{size:,}" for size in sizes["size"]),
+        # A command as code, or a page would print the two hyphens of an option as a dash.
+        "work": f"`{what}`" if what.startswith("kvbook ") else what, "grows with": counts,
+        "sizes": " · ".join(f"{size:,}" for size in sizes["size"]),
         "seconds": " · ".join(f"{seconds:.2g}" for seconds in sizes["seconds"]),
         "exponent": f"{exponent(sizes['size'], sizes['seconds']):.2f}",
         "at the end": f"{steepest(sizes['size'], sizes['seconds']):.2f}",
         "MB added": " · ".join(f"{mega:,.0f}" for mega in added),
     }
-
-
-def _written(what: str) -> str:
-    # A command as code, or a page would print the two hyphens of an option as a dash.
-    return f"`{what}`" if what.startswith("kvbook ") else what
 
 
 def larger(rows: pd.DataFrame) -> pd.DataFrame:

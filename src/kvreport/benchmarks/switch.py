@@ -86,8 +86,7 @@ def _step_behind(model: torch.nn.Module, length: int) -> Callable[[], Any]:
     config, cache = model.config, DynamicCache(config=model.config)
     shape = 1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads
     for layer in range(config.num_hidden_layers):
-        states = torch.randn(2, *shape, dtype=model.dtype, device=model.device)
-        cache.update(*states, layer)
+        cache.update(*torch.randn(2, *shape, dtype=model.dtype, device=model.device), layer)
     return partial(model, torch.tensor([[3]], device=model.device), past_key_values=cache)
 
 
