@@ -36,17 +36,14 @@ _NO_CACHE = "no cache came back: use_cache is false in the configuration, as it 
 _USE_CACHE = 'pass use_cache=True in the call, or write "use_cache": true into config.json; generate() asks by itself'
 _NO_CACHE_ANYWAY = "no cache came back, though one was asked for"
 _LOOK_AT_FORWARD = "look at what the model's forward returns, and whether it hands past_key_values on"
-_LOOK_AT_LAYER = "look at positions, mask, and what the cache gives to attention, there and on the first cached call"
 _EQUAL_BITS = "; for equal bits run the model in `with kvbook.exact.row_invariant():`"
 _NOTHING = "none needed" + _EQUAL_BITS * (transformers.__version__ in older.TRIED)
-_OTHER_PATHS = "windows, long texts, batch, padding, static cache, generate(): --thorough"
 _GROUPED = "the grouped product of experts in float64, which it lacks: they ran one after the other"
 _PACKED = "products of quantized weights: they were dequantized, since those round alike in every dtype"
 _ONE_SOURCE = f"other source texts than one of {decoders.SOURCE} tokens, which the encoder reads"
 _ON_CPU = "float64 on the device, which lacks it: it was run on the processor"
 _HIDDEN_BELOW = "none needed; a fault that moves the logits by less than {:.1e} would hide below it"
 _DECLARE = "keep keys and values in the model's dtype, or pass --cache-dtype {} if they are meant to be in fewer bits"
-_FINER = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
 
 
 def check(settings: CheckSettings) -> Outcome:
@@ -203,7 +200,7 @@ class _Measured:
             found += [f"{path}: too long a text" for path in self.too_far]
             found.append(f"texts of more than {longest:,} tokens: --tokens")
         else:
-            found.append(_OTHER_PATHS)
+            found.append("windows, long texts, batch, padding, static cache, generate(): --thorough")
         quantized = getattr(self.config, "quantization_config", None) is not None
         packed = self.settings.weights not in sources.DRAWN and quantized
         found += [_GROUPED] * self.experts_apart + [_ON_CPU] * self.on_cpu + [_PACKED] * packed
@@ -279,7 +276,7 @@ def judged(
     way, finding = worst(findings)
     kind, why, cause, remedy = finding.kind, finding.why, None, _NOTHING
     if kind == "undecided":
-        remedy = _FINER
+        remedy = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
     elif kind == "bug":
         cause, remedy = _cause(rows, use_cache, seed, again)
     stored = storage.storages(rows, moves) if len(moves) and kind in ("bug", "undecided") and cause is None else []
@@ -322,7 +319,7 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
         first = short.iloc[0]
         held = f"the cache held {first['held']} tokens where {first['fed']} had been fed ({first['way']})"
         return held, _LOOK_AT_FORWARD
-    return None, _LOOK_AT_LAYER
+    return None, "look at positions, mask, and what the cache gives to attention, there and on the first cached call"
 
 
 def _pieces(dtype: str, n_tokens: int) -> float:

@@ -21,15 +21,8 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 _PATHS = execution_paths.of(execution_paths.LOOP)
 STEPS, CHUNKS, BETWEEN = _PATHS
 _FEWEST = 6
-# What shows where a path first goes wrong.
-_IGNORED = "what was fed before has no effect: the state is not used, or not returned"
-_CHUNK_MASK = "single tokens are right, several on a filled state are not: shift the causal mask by the state's length"
-_SHARED = "another text changes this one's state: the state is shared, not returned"
-_FULL = "right as long as the state holds {} tokens, wrong from there: look at what is dropped or moved when it is full"
-_AT_ONCE = (
-    "wrong from the first cached token on, often from "
-    "positions that begin again at 0, keys cached before they are rotated, or a mask"
-)
+# Submodules' names and outputs, in the order of execution.
+_Outputs = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -171,13 +164,18 @@ def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
 
 
 def _cause(path: str, first: int, run: "_Run") -> str:
+    """Say what it points to where a path first goes wrong."""
     if path == CHUNKS:
-        return _CHUNK_MASK
+        return "single tokens are right, several on a filled state are not: shift the causal mask by the state's length"
     if path == BETWEEN:
-        return _SHARED
+        return "another text changes this one's state: the state is shared, not returned"
     if run.ignores_state():
-        return _IGNORED
-    return _FULL.format(first) if first > 1 else _AT_ONCE
+        return "what was fed before has no effect: the state is not used, or not returned"
+    if first > 1:
+        look = "look at what is dropped or moved when it is full"
+        return f"right as long as the state holds {first} tokens, wrong from there: {look}"
+    often = "positions that begin again at 0, keys cached before they are rotated, or a mask"
+    return f"wrong from the first cached token on, often from {often}"
 
 
 def _storage(run: "_Run", offs: list[np.ndarray], dtype: str, declared: str | None) -> storage.Storage | None:
@@ -292,7 +290,7 @@ class _Run:
         """Name the first submodule, in the order of execution, whose output differs by more than rounding."""
         if self.modules is None:
             return None
-        seen: list[tuple[str, torch.Tensor]] = []
+        seen: _Outputs = []
         names = {module: name for name, module in self.modules.named_modules()}
 
         def keep(module: torch.nn.Module, _arguments: Any, output: Any) -> None:
@@ -312,10 +310,7 @@ class _Run:
                     return found
         return None
 
-    def _first_different(
-        self, whole: list[tuple[str, torch.Tensor]], part: list[tuple[str, torch.Tensor]], start: int, size: int,
-        limit: float,
-    ) -> str | None:
+    def _first_different(self, whole: _Outputs, part: _Outputs, start: int, size: int, limit: float) -> str | None:
         for (name, full), (other_name, cut) in zip(whole, part, strict=False):
             if name != other_name or full.dim() != cut.dim():
                 return None

@@ -19,8 +19,7 @@ def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -
     # The last entry but one is minus the slope times one.
     slopes = -position_bias[:, :, -2:-1]
     query = torch.arange(held, held + seq_len, device=position_bias.device)[:, None]
-    distance = torch.arange(keys, device=position_bias.device) - query
-    return slopes * distance.to(position_bias.dtype)
+    return slopes * (torch.arange(keys, device=position_bias.device) - query).to(position_bias.dtype)
 
 
 def relative_to_the_query(stock: Callable[..., Any]) -> Callable[..., Any]:

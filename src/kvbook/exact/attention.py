@@ -88,13 +88,11 @@ def _one(query, key, value, mask, is_causal, scale) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _step(
-    dtype: torch.dtype, device: torch.device, threads: int, asked: torch.Size, keys: torch.Size, values: torch.Size,
-    gqa: bool,
-) -> Callable[..., torch.Tensor] | None:
+def _step(dtype, device, threads, asked, keys, values, gqa) -> Callable[..., torch.Tensor] | None:
     """Make the attention of a single query of one sequence, which sees all keys; None where another way must be gone.
 
-    The query heads that share keys become rows: the keys are read once.
+    What is asked, keys and values are given by their shapes.  The query heads that share keys become rows: the keys are
+    read once.
     """
     if len(keys) != 4 or keys[0] != 1 or keys[3] != asked[3]:
         return None

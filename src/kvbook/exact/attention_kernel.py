@@ -38,8 +38,7 @@ def kernel(query, key, value, bias, scale):
         # It wants a mask for each head, in the queries' dtype; heads may share one in memory.
         bias = bias.to(query.dtype).expand(-1, query.shape[1], -1, -1)
         return efficient(query, key, value, bias, False, 0.0, False, scale=scale)[0]
-    flash = base(KERNELS["CPU"], "CPU")
-    return flash(query, key, value, 0.0, False, attn_mask=bias, scale=scale)[0]
+    return base(KERNELS["CPU"], "CPU")(query, key, value, 0.0, False, attn_mask=bias, scale=scale)[0]
 
 
 _verdicts: dict[tuple[object, ...], bool] = {}

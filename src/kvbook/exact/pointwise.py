@@ -56,8 +56,7 @@ def pointwise(operator: str) -> Callable[..., torch.Tensor]:
         threads = torch.get_num_threads()
         n = x.numel()
         if threads > _FEW_THREADS and n > _PIECE:
-            flat = x.reshape(-1)
-            pieces = [function(piece, *arguments, **options) for piece in flat.split(_PIECE)]
+            pieces = [function(piece, *arguments, **options) for piece in x.reshape(-1).split(_PIECE)]
             return torch.cat(pieces).view(x.shape)
         quantum = _quantum(threads) if threads <= _FEW_THREADS else _TURN
         if n % quantum == 0:
@@ -151,8 +150,7 @@ def logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.T
     """Stand in for ``aten::logsumexp``, with the sum that `softmax` divides by."""
     if len(dim) != 1 or not x.is_floating_point():
         raise met(f"aten::logsumexp over {len(dim)} dimensions", "it can do one")
-    wide = torch.promote_types(x.dtype, torch.float32)
-    scores = x.movedim(dim[0], -1).to(wide)
+    scores = x.movedim(dim[0], -1).to(torch.promote_types(x.dtype, torch.float32))
     seen = visible.seen(scores)
     if not seen.plain:
         shown = seen.visible if seen.visible is not None else scores >= visible.MASKED

@@ -144,12 +144,10 @@ def resolve(model: str, weights: str) -> Where:
     """Find what a request leads to."""
     families = registry.families()
     path = Path(model).expanduser()
-    if weights == "random":
-        for family in families.values():
-            for architecture in family.architectures:
-                if model == architecture.hub_id:
-                    # Its shape is known here: nothing is fetched for it.
-                    return _random(family.name, model, architecture)
+    known = ((family, each) for family in families.values() for each in family.architectures if each.hub_id == model)
+    if weights == "random" and (found := next(known, None)):
+        # Its shape is known here: nothing is fetched for it.
+        return _random(found[0].name, model, found[1])
     if model in families and not path.joinpath("config.json").is_file():
         return _family(families[model], weights)
     if path.suffix.lower() == ".gguf":
