@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import time
-from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -175,7 +174,7 @@ def test_a_request_ends_at_its_time_limit_even_where_a_byte_comes_now_and_then(e
 
     with serving.serving(engine(), before=dripping) as server:
         with pytest.raises(client.Unanswered, match="no whole answer in 0"):
-            replace(client.of(server.address), timeout=0.2).ask("x", 1)
+            client.of(server.address)._replace(timeout=0.2).ask("x", 1)
         monkeypatch.setattr(client, "_MOST_BYTES", 3)
         with pytest.raises(client.Unanswered, match="too long"):
             client.of(server.address).ask("x", 1)

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -63,10 +62,10 @@ def test_models_and_dtypes_add_up_and_the_reference_lies_beside(counted):
     assert one.seconds == 2 * (2 * 10 + 3)
     two = work.predict(asked, Settings(), [REAL, REAL])
     assert (two.seconds, two.n_bytes) == (2 * one.seconds, one.n_bytes)
-    with_fp64 = work.predict(replace(asked, in_fp64=1), Settings(), [REAL])
+    with_fp64 = work.predict(asked._replace(in_fp64=1), Settings(), [REAL])
     assert with_fp64.seconds == one.seconds + 2 * 10
     assert with_fp64.n_bytes > 2 * one.n_bytes
-    assert work.predict(replace(asked, copies=3), Settings(), [REAL]).n_bytes > one.n_bytes
+    assert work.predict(asked._replace(copies=3), Settings(), [REAL]).n_bytes > one.n_bytes
 
 
 @pytest.mark.parametrize(

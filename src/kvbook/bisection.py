@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvbook import releases
 from kvbook.atlas import table
@@ -21,8 +21,7 @@ OLDEST = (4, 50)
 Outcome = Callable[[str], str]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A fault's life among points in their order: those before and after it are None where there is none."""
 
     before: str | None

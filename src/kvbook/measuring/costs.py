@@ -5,7 +5,7 @@ that tells seconds from hours, too low where passes are so short that what stand
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import PretrainedConfig
@@ -23,8 +23,7 @@ _LIBRARIES = 0.6e9
 _SOURCE = 2
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """A prediction.
 
     Attributes

@@ -9,8 +9,7 @@ instead, which is what a GPU needs, where launching kernels is the cost.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -24,8 +23,7 @@ CacheKind = Literal["none", "dynamic", "static"]
 Scope = Literal["layer", "model"]
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """How tokens are decoded.
 
     Attributes

@@ -5,7 +5,7 @@ they share.  No cache takes part, so every causal class can be asked.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -14,8 +14,7 @@ from kvbook.measuring import agreement
 from kvbook.measuring.replay import Call, Key, operations_of, rows_of
 
 
-@dataclass(frozen=True)
-class FirstOperation:
+class FirstOperation(NamedTuple):
     """Where a pass of fewer tokens first is not bitwise identical.
 
     Attributes

@@ -8,8 +8,7 @@ the model's dtype, and a Llama that was loaded in fp64 is therefore off by round
 
 import copy
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -88,8 +87,7 @@ def _holds(dtype: torch.dtype, copied: PreTrainedModel) -> bool:
     return all(torch.equal(weight.to(dtype).to(weight), weight) for weight in copied.parameters())
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Two computations of the same vectors against the truth, each vector in units of the true one's length.
 
     With e and f the two errors, ``apart ** 2 = first ** 2 + second ** 2 - 2 * correlation * first * second``: two

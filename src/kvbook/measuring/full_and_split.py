@@ -3,14 +3,14 @@
 Shapes follow transformers: ids ``(batch_size, seq_len)``, hidden states ``(batch_size, seq_len, width)``.
 """
 
-from dataclasses import dataclass
+
+from typing import NamedTuple
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 
-@dataclass(frozen=True)
-class LastToken:
+class LastToken(NamedTuple):
     """What a model says at the last position of one sequence.
 
     Attributes

@@ -20,8 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,8 +48,7 @@ _ATTENTION = {"scaled_dot_product_attention": "SDPA", "softmax": "softmax"}
 _LAYER = re.compile(r"(?:.*?\.)??(\d+)(?:\.(.*))?")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One arithmetic operation of the full pass.
 
     Attributes
@@ -77,8 +75,7 @@ class Call:
     inputs: list[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one operation computes for the rows of a smaller pass, against the full pass's.
 
     Attributes

@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,8 +13,7 @@ from kvbook.runs import records
 from kvbook.settings import Settings, TextSettings, memory_of
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """One text that is to be measured.
 
     Attributes

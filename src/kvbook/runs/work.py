@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from kvbook import lengths, progress
 from kvbook.settings import Settings, TextSettings, Weights, memory_of
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 LARGE = 50_000_000
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Passes of each model in each dtype.
 
     Attributes

@@ -4,8 +4,7 @@ None of these formats names its sequences, so they are numbered in their order: 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,8 +15,7 @@ Side = Literal["rollout", "trainer"]
 Sequence = tuple[int, list[Any], list[float], list[dict[Any, float]] | None]
 
 
-@dataclass(frozen=True)
-class Adapter:
+class Adapter(NamedTuple):
     """How one format is known and read.
 
     Attributes

@@ -8,9 +8,8 @@ token alone, where a shape changes there; so a place is plain only where its tok
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from kvbook.settings import read_yaml
 _FEW = 10
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """One kind of fault.
 
     Attributes

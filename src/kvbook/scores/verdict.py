@@ -27,8 +27,7 @@ Few
     a fault; nothing else is decided.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -45,8 +44,7 @@ WITHIN, FAR = 1.5, 4.0
 _FEWEST = estimates.FEWEST_UNITS
 
 
-@dataclass(frozen=True)
-class Gaps:
+class Gaps(NamedTuple):
     """What the tables say token by token.
 
     Attributes

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kvbook import progress
@@ -56,8 +55,8 @@ def check(
     what it said until it stops answering is judged.
     """
     started = time.monotonic()
-    server = replace(server, model=server.model or _only_model(server))
-    session = Session(server, control and replace(control, model=control.model or _only_model(control)))
+    server = server._replace(model=server.model or _only_model(server))
+    session = Session(server, control and control._replace(model=control.model or _only_model(control)))
     found: list[Comparison] = []
     not_tried: list[str] = []
     failed = None

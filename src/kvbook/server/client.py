@@ -9,8 +9,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kvbook.errors import UserError
@@ -33,8 +32,7 @@ class Refused(Exception):
     """The server answered that it will not do what was asked."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a server wrote after a prompt, one entry per generated token.
 
     Attributes
@@ -57,8 +55,7 @@ class Answer:
     cached: int | None
 
 
-@dataclass(frozen=True)
-class Client:
+class Client(NamedTuple):
     """One server."""
 
     address: str

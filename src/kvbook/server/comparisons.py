@@ -25,7 +25,7 @@ two at once two conversations go on at the same time: does one leak into the oth
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ SPLIT = NEW_TOKENS // 2
 _SHARES = (0.95, 0.1, 0.5)
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Two answers to the same prompt.
 
     Attributes
