@@ -88,10 +88,9 @@ class Streamed:
 
     def part_of(self, name: str) -> str:
         """Find the part to which a parameter or buffer belongs."""
-        path = name
-        while path and path not in self.parts:
-            path = path.rpartition(".")[0]
-        return path
+        while name and name not in self.parts:
+            name = name.rpartition(".")[0]
+        return name
 
     def _runs(self, part: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
