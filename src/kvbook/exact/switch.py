@@ -138,10 +138,7 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])
 
 
-def _exists(name: str, key: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-
+_exists = torch._C._dispatch_has_kernel_for_dispatch_key
 # What `base` must hold before it is replaced, or refused.
 _STOCK = ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", "aten::log", "aten::topk", "aten::_softmax")
 PARTS = ("products", "attention", "functions")

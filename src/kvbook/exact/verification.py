@@ -49,8 +49,7 @@ def fed(model: PreTrainedModel, ids: torch.Tensor, sizes: list[int], cache: Cach
     -------
     Tensor, shape (seq_len, vocabulary_size)
     """
-    parts = [model(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(sizes, 1)]
-    return torch.cat(parts)
+    return torch.cat([model(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(sizes, 1)])
 
 
 def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[tuple[str, torch.Tensor]]:
