@@ -111,7 +111,7 @@ def test_the_experiment_times_all_programs_by_turns_and_memory_between_them(monk
     monkeypatch.setattr(beside.subject, "load", lambda _: SimpleNamespace(model=model, about={}))
     monkeypatch.setattr(beside.subject, "prompt", lambda *_: torch.arange(7, 19)[None])
     settings = StaticCacheSettings.checked(n_new_tokens=6, n_repeats=2)
-    beside.measure(settings, {}, SimpleNamespace(done=set(), append=lambda _, rows: written.extend(rows)))
+    beside.measure(settings, {}, SimpleNamespace(done=set(), keep=lambda _, about, rows: written.extend(rows)))
     assert [row["program"] for row in written] == 2 * ["memory", "one-row step", "one call", "generate"]
     assert {tuple(row) for row in written} == {tuple(written[0])}
     assert all(row["step_s"] > 0 for row in written)

@@ -1,7 +1,7 @@
 """Trying the switch on a model: every way to feed the same tokens against the full pass, bit for bit."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -10,7 +10,8 @@ from kvbook import older
 from kvbook.exact.switch import row_invariant
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """What one way of feeding the tokens gives, against the full pass.
 
     Attributes

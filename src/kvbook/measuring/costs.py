@@ -5,7 +5,7 @@ that tells seconds from hours, too low where passes are so short that what stand
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig
@@ -23,7 +23,8 @@ _LIBRARIES = 0.6e9
 _SOURCE = 2
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True)
+class Cost:
     """A prediction.
 
     Attributes

@@ -9,7 +9,8 @@ instead, which is what a GPU needs, where launching kernels is the cost.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,7 +24,8 @@ CacheKind = Literal["none", "dynamic", "static"]
 Scope = Literal["layer", "model"]
 
 
-class Way(NamedTuple):
+@dataclass(frozen=True)
+class Way:
     """How tokens are decoded.
 
     Attributes

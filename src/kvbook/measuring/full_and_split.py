@@ -4,13 +4,14 @@ Shapes follow transformers: ids ``(batch_size, seq_len)``, hidden states ``(batc
 """
 
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from transformers import Cache, PreTrainedModel
 
 
-class LastToken(NamedTuple):
+@dataclass(frozen=True)
+class LastToken:
     """What a model says at the last position of one sequence.
 
     Attributes

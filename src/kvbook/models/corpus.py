@@ -20,8 +20,9 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvbook import lengths
 from kvbook.errors import UserError
@@ -42,7 +43,8 @@ _EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packag
 _HELD_OUT_SHARE = 10
 
 
-class Document(NamedTuple):
+@dataclass(frozen=True)
+class Document:
     """One text file.
 
     Attributes
@@ -57,7 +59,8 @@ class Document(NamedTuple):
     text: str
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True)
+class Sample:
     """One run of consecutive tokens of one document.
 
     Attributes

@@ -7,7 +7,8 @@
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -27,7 +28,8 @@ _LARGE = 2e9
 _counts: dict[tuple[type, str], int] = {}
 
 
-class Loaded(NamedTuple):
+@dataclass(frozen=True)
+class Loaded:
     """A model that is ready to run, and where it came from.
 
     Attributes

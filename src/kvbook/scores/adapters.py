@@ -4,7 +4,8 @@ None of these formats names its sequences, so they are numbered in their order: 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ Side = Literal["rollout", "trainer"]
 Sequence = tuple[int, list[Any], list[float], list[dict[Any, float]] | None]
 
 
-class Adapter(NamedTuple):
+@dataclass(frozen=True)
+class Adapter:
     """How one format is known and read.
 
     Attributes

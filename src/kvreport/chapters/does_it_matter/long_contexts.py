@@ -7,6 +7,7 @@ alone, and the logits of a whole text are never there.  The reference has the we
 Rows, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -39,7 +40,7 @@ def texts(settings: DoesItMatterSettings) -> list[corpus.Sample]:
         if len(others) < n:
             raise UserError(f"corpus {settings.corpus!r} has too few files of {n_tokens} tokens: shorten text_lengths")
         found |= dict(itertools.islice(others.items(), n))
-    return [sample._replace(index=index) for index, sample in enumerate(found.values())]
+    return [dataclasses.replace(sample, index=index) for index, sample in enumerate(found.values())]
 
 
 def inputs(settings: DoesItMatterSettings) -> Inputs:
