@@ -241,12 +241,12 @@ def bpe():
 @pytest.fixture(scope="session")
 def save(tmp_path_factory, bpe):
     """Return a function that saves a small checkpoint with its tokenizer, as a user's folder would hold one."""
-    from kvbook.models import tokenizers
+    from kvbook.models import standins
 
     def saved(model, name, family="llama", context_length=64):
         folder = tmp_path_factory.mktemp("checkpoints") / f"small-{name}"
         model.save_pretrained(folder)
-        tokenizers.for_family(bpe, family, context_length).save_pretrained(folder)
+        standins.tokenizer_of(bpe, family, context_length).save_pretrained(folder)
         return folder
 
     return saved

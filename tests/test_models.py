@@ -13,7 +13,7 @@ from small_models import configure
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbook import paths
-from kvbook.models import corpus, loading, placement, registry, sources, standins, tokenizers
+from kvbook.models import corpus, loading, placement, registry, sources, standins
 
 FAMILIES = pytest.mark.parametrize("family", standins.FAMILIES)
 
@@ -206,10 +206,10 @@ def test_both_styles_of_tokenizer_have_one_size_and_give_text_back():
     text = "def f(x):\n    return x.What  # Ünicode, tabs\t and 12345\n"
     for style in ("gpt2", "llama3"):
         bpe = training.shared_bpe(style)
-        assert bpe.get_vocab_size() == tokenizers.VOCABULARY_SIZE
+        assert bpe.get_vocab_size() == standins.VOCABULARY_SIZE
         assert bpe.decode(bpe.encode(text).ids) == text
 
 
 def test_llama_begins_every_text_and_qwen_does_not(bpe):
-    llama, qwen = (tokenizers.for_family(bpe, family, 64) for family in ("llama", "qwen2"))
+    llama, qwen = (standins.tokenizer_of(bpe, family, 64) for family in ("llama", "qwen2"))
     assert llama("x")["input_ids"] == [llama.bos_token_id, *qwen("x")["input_ids"]]

@@ -19,8 +19,8 @@ from tokenizers import models as tokenizer_models
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from kvbook import fingerprint, paths
-from kvbook.models import corpus, standins, tokenizers
-from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE
+from kvbook.models import corpus, standins
+from kvbook.models.standins import SPECIAL_TOKENS, VOCABULARY_SIZE
 from kvreport import training
 
 # Of Llama-3's published ``tokenizer.json``.
@@ -90,7 +90,7 @@ def recipe_for(family: str) -> Recipe:
     return _OWN_RECIPES.get(family, Recipe())
 
 
-def train_bpe(style: tokenizers.Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
+def train_bpe(style: standins.Style, texts: Iterable[str], vocabulary_size: int = VOCABULARY_SIZE) -> Tokenizer:
     """Train a byte-level BPE vocabulary behind GPT-2's pre-tokenizer, or behind Llama-3's."""
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style == "gpt2")
@@ -106,7 +106,7 @@ def train_bpe(style: tokenizers.Style, texts: Iterable[str], vocabulary_size: in
     return tokenizer
 
 
-def shared_bpe(style: tokenizers.Style):
+def shared_bpe(style: standins.Style):
     """Read one of the two vocabularies, trained once and kept in ``data/models/tokenizers``."""
     path = paths.MODELS / "tokenizers" / f"{style}.json"
     if not path.is_file():
@@ -227,7 +227,7 @@ def train(family: str, recipe: Recipe | None = None, destination: Path | None = 
     """Train the stand-in of a family, or go on with a run that was interrupted."""
     recipe = recipe or recipe_for(family)
     masked = family == "roberta"
-    tokenizer = tokenizers.for_family(shared_bpe(standins.tokenizer_style(family)), family, standins.CONTEXT_LENGTH)
+    tokenizer = standins.tokenizer_of(shared_bpe(standins.tokenizer_style(family)), family)
     stream = token_stream(tokenizer, "train")
     torch.manual_seed(recipe.seed)
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(standins.config(family))

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from kvbook import older, paths
 from kvbook.errors import UserError
-from kvbook.models import decoders, hub, lowbit, placement, sources, standins, tokenizers
+from kvbook.models import decoders, hub, lowbit, placement, sources, standins
 
 # Bytes from which on loading takes long enough to be watched.
 _LARGE = 2e9
@@ -296,7 +296,7 @@ def _pretrained(
 def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
     if where.source == "untrained":
         file = paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json"
-        return tokenizers.for_family(Tokenizer.from_file(str(file)), where.name, standins.CONTEXT_LENGTH)
+        return standins.tokenizer_of(Tokenizer.from_file(str(file)), where.name)
     try:
         with _open(where, "tokenizer"):
             options = {"revision": where.revision, "trust_remote_code": False}

@@ -1,56 +1,63 @@
-"""Architectures of the stand-ins: one small shape, worn by every family of the documents.
+"""The stand-ins: one small shape, worn by every family of the documents, and two tokenizers.
 
 All have 12 layers, width 128, 4 heads, the same vocabulary size and context; they differ in what the families differ in
 (position scheme, norm, MLP, grouped or multi queries, parallel attention, tied embeddings).  The MLP width is the one
-free number: it brings each family to about 2.5 million parameters.
+free number: it brings each family to about 2.5 million parameters.  The table beside this module says it family by
+family.
+
+The tokenizers are byte-level BPE of one size, which differ in the pre-tokenizer alone:
+
+``gpt2``
+    GPT-2's: a word may take the space before it, punctuation never joins a word.
+``llama3``
+    In the style of Llama-3: any one character that is neither letter, digit nor line break may lead a word, so
+    ``.What`` is one piece.  Where a text is cut between the two, its ids change: the seam of the document
+    ``forum-reuse``.
+
+``tools/train_stand_ins.py`` trained them, and the models.
 """
 
-from transformers import AutoConfig, PretrainedConfig
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer, processors
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from kvbook.errors import UserError
-from kvbook.models.tokenizers import SPECIAL_TOKENS, VOCABULARY_SIZE, Style
+from kvbook.settings import read_yaml
 
-LAYERS, WIDTH, HEADS, CONTEXT_LENGTH = 12, 128, 4, 1024
+Style = Literal["gpt2", "llama3"]
 
-# The families whose real tokenizers let punctuation lead a word.
-_LLAMA3_STYLE = {"llama", "qwen2"}
-FAMILIES = ("gpt2", "llama", "qwen2", "smollm2", "mpt", "falcon", "roberta")
+_TABLES = read_yaml(Path(__file__).with_suffix(".tables.yaml"))
+_FAMILIES = _TABLES["families"]
+FAMILIES = tuple(_FAMILIES)
+SPECIAL_TOKENS, VOCABULARY_SIZE = tuple(_TABLES["special_tokens"]), _TABLES["common"]["vocab_size"]
+CONTEXT_LENGTH = _TABLES["size"]["max_position_embeddings"]
 
 
 def tokenizer_style(family: str) -> Style:
     """Name the pre-tokenizer that a family's stand-in uses."""
-    return "llama3" if family in _LLAMA3_STYLE else "gpt2"
+    return _FAMILIES[family]["style"]
 
 
 def config(family: str) -> PretrainedConfig:
     """Return the stock transformers configuration of a family's stand-in."""
     if family not in FAMILIES:
         raise UserError(f"no stand-in for {family!r}: choose one of {', '.join(FAMILIES)}")
-    ids = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
-    end, pad = ids["<|endoftext|>"], ids["<pad>"]
-    size = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-            "max_position_embeddings": CONTEXT_LENGTH}
-    shared = {"num_key_value_heads": HEADS // 2, "rms_norm_eps": 1e-5}
-    own = {
-        "gpt2": {"model_type": "gpt2", "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS,
-                 "n_positions": CONTEXT_LENGTH, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-        "llama": {"model_type": "llama", **size, **shared, "num_key_value_heads": HEADS, "intermediate_size": 320,
-                  "tie_word_embeddings": False, "bos_token_id": ids["<|begin_of_text|>"]},
-        "qwen2": {"model_type": "qwen2", **size, **shared, "intermediate_size": 352, "tie_word_embeddings": False},
-        "smollm2": {"model_type": "llama", **size, **shared, "intermediate_size": 384, "tie_word_embeddings": True},
-        # MPT's own default is use_cache=False, the trap of the document blog-past; a stand-in that other chapters can
-        # use ships with the cache on.
-        "mpt": {"model_type": "mpt", "d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS,
-                "max_seq_len": CONTEXT_LENGTH, "use_cache": True},
-        "falcon": {"model_type": "falcon", **size, "multi_query": True, "parallel_attn": True, "alibi": False,
-                   "bias": False, "new_decoder_architecture": False, "ffn_hidden_size": 5 * WIDTH},
-        "roberta": {
-            "model_type": "roberta", **size, "bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"],
-            "intermediate_size": 4 * WIDTH,
-            # Position ids start after the padding id, and the two ends of a text take a place each.
-            "max_position_embeddings": CONTEXT_LENGTH + pad + 1, "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
-        },
-    }
-    common = {"vocab_size": VOCABULARY_SIZE, "bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
-    return AutoConfig.for_model(**common | own[family])
+    return AutoConfig.for_model(**_TABLES["common"] | _FAMILIES[family]["config"])
+
+
+def tokenizer_of(bpe: Tokenizer, family: str, context_length: int = CONTEXT_LENGTH) -> PreTrainedTokenizerFast:
+    """Dress a vocabulary as a family wears it: which special tokens it adds by itself, and its chat form."""
+    own, about = Tokenizer.from_str(bpe.to_str()), _FAMILIES[family]
+    if "added" in about:
+        single, pair = about["added"]
+        added = [(token, index) for index, token in enumerate(SPECIAL_TOKENS) if token in single]
+        own.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=added)
+    special = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<pad>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own, model_max_length=context_length, clean_up_tokenization_spaces=False,
+        **special | about.get("special", {}),
+    )
+    tokenizer.chat_template = about.get("chat")
+    return tokenizer
