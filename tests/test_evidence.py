@@ -39,10 +39,12 @@ def asked(data, monkeypatch):
 
     def plan(profile):
         about = planning.About(evidence=groups)
-        return [SimpleNamespace(name="chapter", about=about, values=lambda: {"model": "gpt2", "n_samples": 9})]
+        values = {"model": "gpt2", "n_samples": 9}
+        return [SimpleNamespace(name="chapter", package="chapter", about=about, values=lambda: values)]
 
     monkeypatch.setattr(planning, "plan", plan)
-    monkeypatch.setattr(making, "_experiments", lambda name: (COUNTING, replace(COUNTING, name="timing", timed=True)))
+    made = [COUNTING, replace(COUNTING, name="timing", timed=True)]
+    monkeypatch.setattr(making.found, "experiments", lambda _package: made)
     return groups
 
 

@@ -19,7 +19,7 @@ from kvbook.errors import UserError
 from kvbook.runs import records
 from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
-from kvreport.chapters.which_path_is_right import path_errors, results
+from kvreport.chapters.which_path_is_right import path_errors, rows
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE, found
 from kvreport.running import catalogue, execution, planning
@@ -154,7 +154,7 @@ def test_a_notebook_reads_the_runs_that_its_build_names_and_measures_with_settin
     made_of = {"settings": asked.model_dump(mode="json"), "machine": {}}
     run = records.run("path_errors", made_of, lambda writer: writer.append("one", [{"x": 1}]))
     anew = SimpleNamespace(name="path_errors", run=lambda _settings: None)
-    monkeypatch.setattr(results, "EXPERIMENTS", (anew,))
+    monkeypatch.setattr(found, "experiments", lambda _chapter: [anew])
     monkeypatch.setenv(MEASURED_VARIABLE, json.dumps({"path_errors": f"path_errors/{run.hash}"}))
     assert found.measured("which_path_is_right", asked).runs["path_errors"].hash == run.hash
     assert found.measured("which_path_is_right", WhichPathSettings(n_samples=4)).runs == {"path_errors": None}
@@ -173,9 +173,18 @@ def test_a_default_build_alone_leaves_experiments_out_and_their_chapters_have_th
 
 def test_what_a_build_leaves_out_is_not_measured_and_all_else_is(monkeypatch):
     experiments = [SimpleNamespace(name=name, run=lambda _settings: "measured") for name in ("long", "short")]
-    monkeypatch.setattr(results, "EXPERIMENTS", experiments)
+    monkeypatch.setattr(found, "experiments", lambda _chapter: experiments)
     monkeypatch.setenv(LEFT_OUT_VARIABLE, "long,other")
     assert found.measured("which_path_is_right", WhichPathSettings()).runs == {"long": None, "short": "measured"}
+
+
+def test_an_experiment_that_the_rows_do_not_name_or_no_module_makes_is_refused(monkeypatch):
+    monkeypatch.setattr(rows, "EXPERIMENTS", {"errors": 1})
+    said = refusal(found.experiments, "kvreport.chapters.which_path_is_right")
+    assert said == "experiment 'errors': kvreport.chapters.which_path_is_right makes no such experiment"
+    monkeypatch.setattr(rows, "EXPERIMENTS", {})
+    said = refusal(found.experiments, "kvreport.chapters.which_path_is_right")
+    assert said.endswith(".rows does not name it with its revision")
 
 
 @pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])

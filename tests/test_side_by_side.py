@@ -133,13 +133,13 @@ def test_a_number_of_jobs_that_is_none_is_refused(book, monkeypatch, jobs):
 
 # What nothing may run beside is measured first, alone; then chapters are executed.
 
-# A chapter's module of results, as a build finds it: experiments that note when they began and ended.
-RESULTS = """
+# A module of a chapter, as a build finds it: experiments that note when they began and ended.
+MEASURING = """
 import os, time
 from kvbook.runs.experiment import Experiment
 from kvbook.settings import Settings
 
-def experiment(name, seconds=0.0, before=lambda: None, **options):
+def made(name, seconds=0.0, before=lambda: None, **options):
     def measure(settings, made_of, writer):
         import torch
         before()
@@ -149,7 +149,16 @@ def experiment(name, seconds=0.0, before=lambda: None, **options):
         writer.append("u", [row])
     return Experiment(name, Settings, lambda settings: {}, measure, **options)
 """
-GOOD = 'experiment("good", timed=True)'
+GOOD = 'made("good", timed=True)'
+
+
+def write_chapter(folder: Path, experiments: str) -> None:
+    """Write a package that makes experiments, and names those that it makes."""
+    (folder / "one").mkdir(exist_ok=True)
+    measuring = f"{MEASURING}\nMADE = ({experiments},)\n"
+    named = "from one.measuring import MADE\nEXPERIMENTS = {each.name: 1 for each in MADE}\n"
+    for name, source in {"__init__": "", "measuring": measuring, "rows": named}.items():
+        (folder / "one" / f"{name}.py").write_text(source)
 
 
 @pytest.fixture
@@ -160,9 +169,9 @@ def ask(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
     def measured(experiments: str) -> tuple[pd.DataFrame, dict, bool, str]:
-        (tmp_path / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = ({experiments},)\n")
+        write_chapter(tmp_path, experiments)
         said = io.StringIO()
-        seconds, all_of_it = alone.measure_asked([("01_one", "results", {}, ["left out"])], Build(said, 2))
+        seconds, all_of_it = alone.measure_asked([("01_one", "one", {}, ["left out"])], Build(said, 2))
         rows = [pd.read_csv(file) for file in tmp_path.glob("runs/*/*/rows.csv") if file.parent.suffix != ".partial"]
         return pd.concat(rows).sort_values("began"), seconds, all_of_it, said.getvalue()
 
@@ -171,8 +180,7 @@ def ask(tmp_path, monkeypatch):
 
 def test_what_needs_the_machine_is_measured_one_after_the_other_and_what_measures_time_on_all_threads(ask):
     found, seconds, all_of_it, said = ask(
-        'experiment("first", timed=True), experiment("shared"), experiment("second", timed=True), '
-        'experiment("own", 0.3, own_threads=True)'
+        'made("first", timed=True), made("shared"), made("second", timed=True), made("own", 0.3, own_threads=True)'
     )
     assert dict(zip(found["name"], found["threads"], strict=True)) == {"first": 2, "second": 2, "own": 1}
     assert (found["ended"].iloc[:-1].to_numpy() <= found["began"].iloc[1:].to_numpy()).all()
@@ -182,9 +190,9 @@ def test_what_needs_the_machine_is_measured_one_after_the_other_and_what_measure
 
 
 def test_what_fails_is_known_to_have_failed_and_leaves_no_run_and_what_was_measured_is_not_measured_again(ask):
-    first, _, all_of_it, _ = ask(f'experiment("bad", before=lambda: 1 / 0, timed=True), {GOOD}')
+    first, _, all_of_it, _ = ask(f'made("bad", before=lambda: 1 / 0, timed=True), {GOOD}')
     assert (first["name"].tolist(), all_of_it) == (["good"], False)
-    again, _, all_of_it, _ = ask(f'experiment("worse", before=lambda: os._exit(3), timed=True), {GOOD}')
+    again, _, all_of_it, _ = ask(f'made("worse", before=lambda: os._exit(3), timed=True), {GOOD}')
     last, _, now_all_of_it, _ = ask(GOOD)
     assert (all_of_it, now_all_of_it) == (False, True)
     assert again.equals(first)
@@ -212,7 +220,7 @@ def test_chapters_run_one_at_a_time_where_something_could_not_be_measured_alone(
 SCRIPT = """
 from kvreport.running import alone
 from kvreport.running.build import Build
-alone.measure_asked([("01_one", "results", {}, [])], Build(None, 2))
+alone.measure_asked([("01_one", "one", {}, [])], Build(None, 2))
 """
 
 
@@ -221,7 +229,7 @@ def test_the_process_that_measures_ends_with_the_build(tmp_path, harm):
     root = mini_book.create(tmp_path / "book")
     note = tmp_path / "note"
     wait = f"lambda: (open({str(note)!r}, 'w').write(str(os.getpid())), time.sleep(600))"
-    (root / "results.py").write_text(f"{RESULTS}\nEXPERIMENTS = (experiment('one', before={wait}, timed=True),)\n")
+    write_chapter(root, f"made('one', before={wait}, timed=True)")
     run = mini_book.start(root, "-c", SCRIPT)
     mini_book.until(lambda: note.is_file() and note.read_text(), seconds=60)
     measuring = psutil.Process(int(note.read_text()))

@@ -17,11 +17,11 @@ from kvbook.measuring.decoding import Decoder, Way
 from kvreport.chapters.static_cache import measures, memory_bandwidth, shapes, speed, tables
 from kvreport.chapters.static_cache import rows as chapter_rows
 from kvreport.chapters.static_cache import texts as written_texts
-from kvreport.chapters.static_cache.results import EXPERIMENTS
 from kvreport.chapters.static_cache.rows import STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
 from kvreport.publishing import found as found_in
+from kvreport.running import catalogue
 
 IDS = torch.tensor([[5, 17, 200, 31, 8]])
 N_NEW = 8
@@ -355,7 +355,7 @@ def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
     monkeypatch.setattr(speed, "_start_compiler", started.append)
     # Not those whose one way is compiled.
     asked = ("static_speed", "memory_bandwidth", "static_memory", "static_shapes")
-    runs = {each.name: each.run(settings) for each in EXPERIMENTS if each.name in asked}
+    runs = {each.name: each.run(settings) for each in catalogue.EXPERIMENTS.values() if each.name in asked}
     results = found_in.of_runs("static_cache", runs)
     run = results.runs["static_speed"]
     # Once, before anything is compiled; and not for a run that is there.

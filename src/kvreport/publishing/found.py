@@ -7,16 +7,21 @@ import json
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
+from kvbook.errors import UserError
 from kvbook.paths import RUNS
 from kvbook.runs import evidence, records
 from kvbook.runs.records import Run
 from kvbook.settings import Settings
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE
+
+if TYPE_CHECKING:
+    from kvbook.runs.experiment import Experiment
 
 
 class Frame(NamedTuple):
@@ -85,6 +90,29 @@ class Found:
         return [name] if frame is None else [one for of in (*frame.of, *frame.maybe) for one in self._experiments(of)]
 
 
+def measuring(chapter: str) -> list[str]:
+    """Name the modules of a chapter's package that make experiments; to import them takes torch."""
+    package = importlib.util.find_spec(chapter)
+    # A notebook without a package measures nothing.
+    files = sorted(Path(package.origin).parent.glob("*.py")) if package else []
+    return [f"{chapter}.{file.stem}" for file in files if " Experiment(" in file.read_text("utf-8")]
+
+
+def experiments(chapter: str) -> "list[Experiment]":
+    """Import what a chapter's package measures, in the order in which its ``rows.py`` names it."""
+    from kvbook.runs.experiment import Experiment
+
+    values = [value for module in measuring(chapter) for value in vars(importlib.import_module(module)).values()]
+    each = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    made = {one.name: one for one in each if isinstance(one, Experiment)}
+    named = importlib.import_module(f"{chapter}.rows").EXPERIMENTS
+    if differing := sorted(made.keys() ^ named.keys()):
+        one = differing[0]
+        wrong = "makes no such experiment" if one in named else "does not name it with its revision"
+        raise UserError(f"experiment {one!r}: {chapter + ('' if one in named else '.rows')} {wrong}")
+    return [made[name] for name in named]
+
+
 def of_runs(chapter: str, runs: Mapping[str, Run | None]) -> Found:
     """Name the rows that a chapter makes of runs."""
     return Found(_rows(chapter).ROWS, runs)
@@ -94,10 +122,9 @@ def measured(chapter: str, settings: Settings) -> Found:
     """Measure, or read what these settings have measured; what a build leaves out is not measured."""
     if (kept := _kept(settings)) is not None:
         return of_runs(chapter, kept)
-    # What measures needs torch; what reads rows does not.
-    experiments = importlib.import_module(f"kvreport.chapters.{chapter}.results").EXPERIMENTS
+    made = experiments(f"kvreport.chapters.{chapter}")
     left_out = os.environ.get(LEFT_OUT_VARIABLE, "").split(",")
-    return of_runs(chapter, {one.name: None if one.name in left_out else one.run(settings) for one in experiments})
+    return of_runs(chapter, {one.name: None if one.name in left_out else one.run(settings) for one in made})
 
 
 def _kept(settings: Settings) -> dict[str, Run] | None:

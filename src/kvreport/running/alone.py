@@ -4,7 +4,6 @@ One process measures them, and the notebooks find their runs.  What fails is lef
 it came.
 """
 
-import importlib
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook import progress
+from kvreport.publishing import found
 from kvreport.running.build import Build
 from kvreport.running.planning import Chapter
 
@@ -25,7 +25,7 @@ from kvreport.running.planning import Chapter
 def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float], bool]:
     """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded."""
     asked = [
-        (chapter.stem, chapter.module("results"), chapter.values(), chapter.left_out)
+        (chapter.stem, chapter.package, chapter.values(), chapter.left_out)
         for chapter in chapters if chapter.about.alone
     ]
     return measure_asked(asked, build) if asked else ({}, True)
@@ -34,7 +34,7 @@ def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float]
 def measure_asked(
     asked: list[tuple[str, str, dict[str, Any], list[str]]], build: Build
 ) -> tuple[dict[str, float], bool]:
-    """Measure what chapters ask for by their stems, modules of results and parameters, but for what they leave out."""
+    """Measure what chapters ask for by their stems, packages and parameters, but for what they leave out."""
     with (
         tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
         build.screen.job("measuring what nothing may run beside") as job,
@@ -54,8 +54,8 @@ def _main(asked: list[list[Any]], took: Path) -> int:
     threading.Thread(target=_end_with_the_build, daemon=True).start()
     seconds: Counter[str] = Counter()
     failed = 0
-    for stem, module, values, left_out in asked:
-        for experiment in importlib.import_module(module).EXPERIMENTS:
+    for stem, package, values, left_out in asked:
+        for experiment in found.experiments(package):
             if experiment.name in left_out or not experiment.needs_the_machine:
                 continue
             began = time.monotonic()

@@ -1,6 +1,5 @@
 """Every experiment by its name, for the command line and for sweeps."""
 
-import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +8,12 @@ from kvbook.errors import UserError
 from kvbook.runs import records
 from kvbook.runs.experiment import Experiment
 from kvreport import chapters
+from kvreport.publishing import found
 
-# Each chapter lists its own in its module `results`.
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for chapter in pkgutil.iter_modules(chapters.__path__, f"{chapters.__name__}.")
-    for experiment in importlib.import_module(f"{chapter.name}.results").EXPERIMENTS
+    for experiment in found.experiments(chapter.name)
 }
 
 

@@ -13,7 +13,6 @@ for this kind of processor are passed over, so an interrupted command goes on wh
 instructions" are made where the environment holds a library back, as ``ONEDNN_MAX_CPU_ISA=AVX2`` does, and only there.
 """
 
-import importlib
 import itertools
 import os
 import time
@@ -29,7 +28,7 @@ from kvbook.runs import evidence, machine, recording, records
 from kvbook.runs.experiment import Experiment
 from kvbook.runs.threads import THREADS_VARIABLE
 from kvbook.settings import Settings
-from kvreport.publishing import processors
+from kvreport.publishing import found, processors
 from kvreport.running import planning
 
 # The parameter set that a chapter's evidence starts from.
@@ -90,7 +89,7 @@ def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
         raise UserError(f"no chapter {unknown[0]!r}: choose from {', '.join(names)}")
     for chapter in planned:
         groups = chapter.about.evidence if not only or chapter.name in only else []
-        known = {experiment.name: experiment for experiment in _experiments(chapter)} if groups else {}
+        known = {experiment.name: experiment for experiment in found.experiments(chapter.package)} if groups else {}
         for group in groups:
             for name, seed in itertools.product(group.experiments, group.seeds):
                 if name not in known:
@@ -98,10 +97,6 @@ def cells(timed: bool, only: Iterable[str] = ()) -> Iterator[Cell]:
                 if known[name].timed == timed:
                     values = chapter.values() | group.parameters | {"seed": seed}
                     yield Cell(chapter.name, group.role, known[name], known[name].settings.checked(**values))
-
-
-def _experiments(chapter: planning.Chapter) -> tuple[Experiment, ...]:
-    return importlib.import_module(chapter.module("results")).EXPERIMENTS
 
 
 def make(timed: bool, only: Iterable[str] = ()) -> int:

@@ -41,7 +41,7 @@ from kvbook.errors import UserError
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
 from kvbook.settings import Settings, faults_of, read_yaml
-from kvreport.publishing import STYLE, chapter_name
+from kvreport.publishing import STYLE, chapter_name, found
 
 DEFAULT_PROFILE = "default"
 # Few texts of the trained model.
@@ -154,15 +154,16 @@ class Chapter:
         """Return all parameters: the notebook's defaults, and over them what the chapter is to run with."""
         return (self.defaults() or {}) | self.parameters
 
-    def module(self, name: str) -> str:
-        """Name one of the modules in its folder of code."""
-        return f"kvreport.chapters.{self.name}.{name}"
+    @property
+    def package(self) -> str:
+        """The package that its folder of code is."""
+        return f"kvreport.chapters.{self.name}"
 
     def setting_names(self) -> set[str]:
         """Name all that the chapter's settings hold, which is more than its notebook has parameters."""
         if not (self.folders.code / self.name / "settings.py").is_file():
             return set()
-        module = importlib.import_module(self.module("settings"))
+        module = importlib.import_module(f"{self.package}.settings")
         classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Settings)]
         return {name for found in classes if found.__module__ == module.__name__ for name in found.model_fields}
 
@@ -178,8 +179,7 @@ class Chapter:
         # A chapter that ran on a stand-in is not fresh once the packaged model is there.
         asked = self.about.packages
         used = asked and {name: state for name, state in packages.state().items() if name in asked}
-        # Which notebooks import by a computed name.
-        source = fingerprint.of_source([self.module("results")])
+        source = fingerprint.of_source(found.measuring(self.package))
         models = fingerprint.of_file(registry.FILE)
         given = [self.values(), self.parameters, self.left_out]
         return fingerprint.of_values([*given, source, models, used, data, versions()])

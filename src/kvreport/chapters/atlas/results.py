@@ -1,5 +1,0 @@
-"""The experiment of the chapter on the atlas."""
-
-from kvreport.chapters.atlas import survey
-
-EXPERIMENTS = (survey.EXPERIMENT,)
