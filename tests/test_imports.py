@@ -21,8 +21,8 @@ LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.t
 # another is its own affair, except that no chapter may import another.
 ORDER = (
     *(f"kvbook.{name}" for name in (
-        "errors", "garbage", "paths", "progress", "native", "releases", "older", "fingerprint", "lengths", "settings",
-        "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "bisection", "runs", "commands",
+        "errors", "garbage", "paths", "progress", "native", "older", "fingerprint", "lengths", "settings",
+        "models", "measuring", "diagnosis", "scores", "server", "exact", "atlas", "releases", "runs", "commands",
         "__main__",
     )),
     *(f"kvreport.{name}" for name in (

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from refusing import refusal
 
-from kvbook import bisection, paths, releases
+from kvbook import paths, releases
 from kvbook.exact import TRIED, NotInvariant, row_invariant, switch
 from kvbook.runs import evidence, records
 
@@ -184,12 +184,12 @@ def at_fault(*minors):
     (range(9, 12), ("5.8.0", "5.9.0", "5.11.0", None)), ([6], ("5.5.0", "5.6.0", "5.6.0", "5.7.0")),
 ])
 def test_the_first_and_the_last_release_with_a_fault_are_found(minors, found):
-    assert bisection.span(POINTS, at_fault(*minors)) == bisection.Span(*found)
+    assert releases.span(POINTS, at_fault(*minors)) == releases.Span(*found)
 
 
 def test_a_release_that_is_known_to_have_it_saves_the_search_and_none_is_tried_twice():
     outcome = at_fault(6)
-    bisection.span(POINTS, outcome, "5.6.0")
+    releases.span(POINTS, outcome, "5.6.0")
     asked = [call.args[0] for call in outcome.call_args_list]
     assert asked[0] == "5.6.0"
     assert len(asked) == len(set(asked)) < len(POINTS)
@@ -197,7 +197,7 @@ def test_a_release_that_is_known_to_have_it_saves_the_search_and_none_is_tried_t
 
 def test_a_fault_that_no_release_has_is_refused_after_all_were_tried():
     outcome = at_fault()
-    assert re.search(r"not wrong in 5\.0\.0, .*: name a release with --has", refusal(bisection.span, POINTS, outcome))
+    assert re.search(r"not wrong in 5\.0\.0, .*: name a release with --has", refusal(releases.span, POINTS, outcome))
     assert sorted(call.args[0] for call in outcome.call_args_list) == sorted(POINTS)
 
 
@@ -206,21 +206,21 @@ def test_a_point_that_does_not_run_is_passed_over_and_counts_neither_as_sound_no
         minor = int(release.split(".")[1])
         return "ValueError: no" if minor in (1, 2, 3, 4, 8) else "bug" if minor in (5, 6, 7) else "exact"
 
-    assert bisection.span(POINTS, outcome, "5.6.0") == bisection.Span("5.0.0", "5.5.0", "5.7.0", "5.9.0")
+    assert releases.span(POINTS, outcome, "5.6.0") == releases.Span("5.0.0", "5.5.0", "5.7.0", "5.9.0")
 
 
 def test_places_are_halved_from_the_newest_on():
-    assert bisection.halving(5) == [4, 0, 2, 1, 3]
-    assert all(sorted(bisection.halving(count)) == list(range(count)) for count in range(2, 30))
+    assert releases.halving(5) == [4, 0, 2, 1, 3]
+    assert all(sorted(releases.halving(count)) == list(range(count)) for count in range(2, 30))
 
 
 def test_the_last_patch_of_each_minor_release_counts_from_the_oldest_that_runs():
     versions = ["5.10.4", "5.10.2", "5.9.0", "5.1.0rc1", "4.50.3", "4.50.1", "4.49.0"]
-    assert bisection.last_patches(versions) == ["4.50.3", "5.9.0", "5.10.4"]
+    assert releases.last_patches(versions) == ["4.50.3", "5.9.0", "5.10.4"]
 
 
 def test_a_path_that_the_atlas_lacks_is_refused_with_those_it_has():
-    assert "no path 'chunk': choose one of token by token, chunks" in refusal(bisection.check_path, "chunk")
+    assert "no path 'chunk': choose one of token by token, chunks" in refusal(releases.check_path, "chunk")
 
 
 @pytest.mark.parametrize(("row", "said"), [
@@ -235,7 +235,7 @@ def test_a_releases_outcome_is_its_rows_and_its_environment_is_removed(row, said
 
     monkeypatch.setattr(releases, "environment", lambda *_: (tmp_path / "made").mkdir() or tmp_path / "made")
     monkeypatch.setattr(releases, "run", run)
-    assert bisection.of_release("llama", "chunks", tmp_path)("5.0.0") == said
+    assert releases.of_release("llama", "chunks", tmp_path)("5.0.0") == said
     assert not (tmp_path / "made").exists()
 
 
@@ -261,13 +261,13 @@ def test_the_first_commit_with_a_fault_is_found_in_work_trees_that_are_removed(c
     def outcome(tree):
         return "bug" if (Path(tree) / "src/transformers/cache.py").read_text() >= "STATE = 2" else "rounding"
 
-    listed = bisection.commits(clone, "5.0.0", "5.3.0")
+    listed = releases.commits(clone, "5.0.0", "5.3.0")
     assert len(listed) == 4
-    found = bisection.span(listed, bisection.of_commit(clone, outcome), listed[-1])
+    found = releases.span(listed, releases.of_commit(clone, outcome), listed[-1])
     assert (found.before, found.first) == (listed[1], listed[2])
     trees = subprocess.run(["git", "-C", str(clone), "worktree", "list"], capture_output=True, text=True).stdout
     assert len(trees.splitlines()) == 1
 
 
 def test_a_release_whose_tag_a_clone_lacks_is_one_line(clone):
-    assert "git cannot rev-parse in" in refusal(bisection.commits, clone, "5.1.0", "5.3.0")
+    assert "git cannot rev-parse in" in refusal(releases.commits, clone, "5.1.0", "5.3.0")

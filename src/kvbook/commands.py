@@ -163,28 +163,28 @@ def bisect(
     architecture: given("A model type, as mamba2 is."),
     path: Annotated[str, Option(help="The execution path that is wrong: chunks, left padding, and so on.")] = "chunks",
     has: text("A release that is known to have the fault.") = None,
-    releases: text("Releases to look at, with commas; the last of each minor one where left out.") = None,
+    asked: text("Releases to look at, with commas; the last of each minor one where left out.", "--releases") = None,
     checkout: text("A git clone of transformers, whose commits are bisected too.") = None,
     keep: flag("--keep", "Keep the environments of the releases.") = False,
 ) -> None:
     """Find between which releases of transformers, and which commits, a wrong cache came and went."""
-    from kvbook import bisection, paths
+    from kvbook import paths, releases
 
-    bisection.check_path(path)
-    points = releases.split(",") if releases else bisection.published()
+    releases.check_path(path)
+    points = asked.split(",") if asked else releases.published()
     if has and has not in points:
         points = sorted([*points, has], key=lambda release: [int(part) for part in release.split(".")])
-    outcome = bisection.of_release(architecture, path, paths.BUILD / "releases", keep)
+    outcome = releases.of_release(architecture, path, paths.BUILD / "releases", keep)
 
     def say(point: str, outcome: str) -> None:
         typer.echo(f"{point[:12]:14s} {outcome}")
 
-    found = bisection.span(points, outcome, has, say)
+    found = releases.span(points, outcome, has, say)
     typer.echo("\n".join(found.lines()))
     for older, newer, place in ((found.before, found.first, -1), (found.last, found.after, 0)):
         if checkout and older and newer:
-            listed = bisection.commits(Path(checkout), older, newer)
-            among = bisection.span(listed, bisection.of_commit(Path(checkout), outcome), listed[place], say)
+            listed = releases.commits(Path(checkout), older, newer)
+            among = releases.span(listed, releases.of_commit(Path(checkout), outcome), listed[place], say)
             came, went = f"{among.first}, not in {among.before}", f"{among.after}, wrong in {among.last}"
             typer.echo(f"{'first commit':14s} {came}" if place else f"{'healed by':14s} {went}")
 
