@@ -25,9 +25,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import pytest
 import suite_rules
 
+from kvbook import UserError, garbage
 from kvbook import __main__ as command_line
-from kvbook import garbage
-from kvbook.errors import UserError
 
 # What the tests import and share lives until the last of them.
 garbage.look_less_often()

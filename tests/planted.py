@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook import paths
-from kvbook.runs.experiment import Experiment
+from kvbook.runs import Experiment
 from kvbook.runs.records import Run
 from kvreport.publishing import evaluated
 from kvreport.publishing import found as found_in

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 
 def refusal(call: Callable[..., object], *arguments: object, **named: object) -> str:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from kvbook.measuring import agreement, predictions
+from kvbook.measuring import UNIT_ROUNDOFF, agreement, predictions
 from kvbook.measuring import full_and_split as passes
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 
 def test_drift_equals_what_one_computes_by_hand():

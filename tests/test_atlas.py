@@ -9,8 +9,7 @@ from refusing import refusal
 from small_models import generated
 from transformers import CONFIG_MAPPING
 
-from kvbook.atlas import badges, columns, configurations, invariance, running, table
-from kvbook.atlas.names import LENGTH, PATHS, RIGHT, WHOLE
+from kvbook.atlas import LENGTH, PATHS, RIGHT, WHOLE, badges, columns, configurations, invariance, running, table
 from kvbook.diagnosis import execution_paths
 from kvbook.diagnosis.feeding import Fed
 from kvbook.exact import row_invariant

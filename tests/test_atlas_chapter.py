@@ -7,8 +7,7 @@ import pytest
 from planted import with_rows
 from refusing import refusal
 
-from kvbook.atlas import badges, table
-from kvbook.atlas.names import PATHS, SWITCHED
+from kvbook.atlas import PATHS, SWITCHED, badges, table
 from kvreport.chapters.atlas import measures, rows, survey, tables
 from kvreport.chapters.atlas.settings import AtlasSettings
 from kvreport.publishing import found as found_in

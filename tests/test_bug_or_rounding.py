@@ -8,7 +8,7 @@ from planted import changed
 
 from kvbook import paths
 from kvbook.diagnosis import faults
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import loading
 from kvreport.chapters.bug_or_rounding import figures, measures, rows, symptoms, tables
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings

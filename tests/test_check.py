@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL, asked, configure
 from transformers import LlamaForCausalLM
 
-from kvbook import progress
+from kvbook import UserError, progress
 from kvbook.diagnosis import check, cores, faults, outcome, probe, reference_pass
 from kvbook.diagnosis.rows import in_batches, rows_of
-from kvbook.errors import UserError
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading, lowbit, placement
 
 

@@ -14,7 +14,7 @@ from small_models import asked, configure, small_llama
 
 from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict, wrong_pass
 from kvbook.diagnosis.rows import rows_of, suspicious_layer
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading
 
 DTYPES = tuple(UNIT_ROUNDOFF)

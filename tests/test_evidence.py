@@ -11,8 +11,7 @@ import yaml
 from refusing import refusal
 
 from kvbook import paths
-from kvbook.runs import evidence, machine, recording, records
-from kvbook.runs.experiment import Experiment
+from kvbook.runs import Experiment, evidence, machine, recording, records
 from kvbook.settings import Settings
 from kvreport.publishing import evaluated
 from kvreport.running import evidence as making

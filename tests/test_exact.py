@@ -12,7 +12,7 @@ from test_steps import in_turn
 from transformers import DynamicCache
 from transformers.models.mpt.modeling_mpt import MptAttention
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.exact import NotInvariant, is_on, row_invariant, rows, steps, sums, switch, verify
 from kvbook.exact.kernels import base
 

@@ -10,8 +10,7 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-from kvbook.atlas import columns, configurations
-from kvbook.atlas.names import LENGTH
+from kvbook.atlas import LENGTH, columns, configurations
 from kvbook.diagnosis.execution_paths import chunks, steps
 from kvbook.exact import NotInvariant, recurrences, row_invariant
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from refusing import refusal
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import loading
 from kvbook.paths import ROOT
 from kvbook.runs import records

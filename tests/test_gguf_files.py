@@ -21,7 +21,7 @@ from kvbook.models import gguf_files, loading, placement, sources, unpacked
 FILL = """
 import os, subprocess, sys
 from pathlib import Path
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import gguf_files, unpacked
 file, build, *sizes = sys.argv[1:]
 unpacked.check_room = lambda *_: None

@@ -6,11 +6,10 @@ import json
 import history as gathering
 import pytest
 
-from kvbook.atlas import table
-from kvbook.atlas.names import PATHS
+from kvbook import UserError
+from kvbook.atlas import PATHS, table
 from kvbook.diagnosis import check, known
 from kvbook.diagnosis.settings import CheckSettings
-from kvbook.errors import UserError
 from kvbook.exact import switch
 from kvreport.site import history
 

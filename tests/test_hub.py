@@ -12,8 +12,7 @@ import sys
 import pytest
 from local_hub import COMMIT, LocalHub
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.models import loading, registry
 
 

@@ -14,8 +14,7 @@ import papermill
 import pytest
 from refusing import refusal
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.runs import records
 from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
@@ -260,9 +259,9 @@ def test_what_was_read_in_a_source_is_kept_for_later_processes_but_not_half_a_li
 
     monkeypatch.setattr(fingerprint, "_READ", kept)
     monkeypatch.setattr(fingerprint, "_parsed", parsed)
-    source = "import json\nfrom . import sources\nfrom kvbook.errors import UserError\n"
+    source = "import json\nfrom . import sources\nfrom kvbook.lengths import bounds\n"
     first = ask(source)
-    assert first[0] == {"kvbook.errors", "kvbook.models", "kvbook.models.sources"}
+    assert first[0] == {"kvbook.lengths", "kvbook.models", "kvbook.models.sources"}
     assert ask(source) == first
     parsed.assert_called_once_with(source)
     # Controls: other content is read itself, and so is all of what a killed process has left half a line of.

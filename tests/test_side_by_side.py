@@ -136,7 +136,7 @@ def test_a_number_of_jobs_that_is_none_is_refused(book, monkeypatch, jobs):
 # A module of a chapter, as a build finds it: experiments that note when they began and ended.
 MEASURING = """
 import os, time
-from kvbook.runs.experiment import Experiment
+from kvbook.runs import Experiment
 from kvbook.settings import Settings
 
 def made(name, seconds=0.0, before=lambda: None, **options):

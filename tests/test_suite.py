@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import suite_rules
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.paths import ROOT
 from kvreport.running import planning
 

@@ -10,8 +10,8 @@ import torch
 from kvbook import fingerprint, progress
 from kvbook.measuring import costs
 from kvbook.models import loading
-from kvbook.runs import threads, work
-from kvbook.runs.experiment import Experiment, Work
+from kvbook.runs import Experiment, Work, threads
+from kvbook.runs import experiment as work
 from kvbook.settings import Settings
 from kvreport.running import catalogue, planning
 

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbook import paths, releases
-from kvbook.atlas import table
-from kvbook.atlas.names import PATHS
+from kvbook import UserError, paths, releases
+from kvbook.atlas import PATHS, table
 from kvbook.diagnosis import known
-from kvbook.errors import UserError
 from kvreport.site import history
 from kvreport.site.history import NOT_MEASURED, RECORDED
 

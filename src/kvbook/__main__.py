@@ -10,9 +10,8 @@ import typer
 import typer.core
 from typer import Option
 
-from kvbook import __version__, commands, garbage
+from kvbook import UserError, __version__, commands, garbage
 from kvbook.commands import Device, Weights, flag, given, text
-from kvbook.errors import UserError
 
 # Entry points of this group are functions that take the app and its group `models`.
 COMMANDS = "kvbook.commands"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 
 def text(said: str, *names: str, **more: Any) -> Any:

@@ -60,7 +60,7 @@ def imports_of(source: str, module: str = "") -> set[str]:
     for level, base, names in _read(source).imports:
         parents = module.split(".")[:-level] if level else []
         base = ".".join([*parents, base]).strip(".")
-        # `from kvbook.models import training` imports a module, `from kvbook.errors import UserError` a name.
+        # `from kvbook.models import training` imports a module, `from kvbook import UserError` a name.
         found |= {name for name in (base, *(f"{base}.{name}".strip(".") for name in names)) if _file_of(name)}
     return found
 

@@ -20,9 +20,8 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kvbook.atlas import table
-from kvbook.atlas.names import PATHS
-from kvbook.errors import UserError
+from kvbook import UserError
+from kvbook.atlas import PATHS, table
 
 # The oldest release on which the atlas runs.
 OLDEST = (4, 50)

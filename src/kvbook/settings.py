@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_serializer
 
-from kvbook import lengths
-from kvbook.errors import UserError
+from kvbook import UserError, lengths
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
 Weights = Literal["stand-in", "hub", "package", "random", "untrained"]

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from kvbook import UserError
 from kvbook.commands import Device, text
-from kvbook.errors import UserError
 
 
 def register(app: typer.Typer, models: typer.Typer) -> None:

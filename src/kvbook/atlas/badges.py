@@ -5,8 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from kvbook.atlas import table
-from kvbook.atlas.names import PATHS
+from kvbook.atlas import PATHS, table
 
 LABEL = "KV cache"
 # White text on each has a contrast of at least 4.5 : 1.

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 
 from kvbook import older
-from kvbook.atlas import configurations
-from kvbook.atlas.names import LENGTH, SHORT, STATIC, WHOLE
+from kvbook.atlas import LENGTH, SHORT, STATIC, WHOLE, configurations
 from kvbook.diagnosis import execution_paths, feeding, verdict
-from kvbook.measuring import agreement
+from kvbook.measuring import UNIT_ROUNDOFF, agreement
 from kvbook.measuring.in_fp64 import widened
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 DTYPES = ("float64", "float32", "bfloat16")
 _TEXTS = 2

@@ -16,9 +16,8 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from kvbook import older
-from kvbook.atlas.names import WINDOW
-from kvbook.errors import UserError
+from kvbook import UserError, older
+from kvbook.atlas import WINDOW
 from kvbook.measuring.in_fp64 import widened
 from kvbook.settings import read_yaml
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from kvbook.atlas import columns, configurations, table
-from kvbook.atlas.names import LENGTH, PATHS, SWITCHED, WHOLE
+from kvbook.atlas import LENGTH, PATHS, SWITCHED, WHOLE, columns, configurations, table
 from kvbook.diagnosis import execution_paths, feeding
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.first_operation import first_operation

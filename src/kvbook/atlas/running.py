@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import transformers
 
+from kvbook import UserError
 from kvbook.atlas import columns, configurations
-from kvbook.errors import UserError
 
 # Beyond what the parent holds: a configuration that was not shrunk must not take the machine's memory.
 _MEMORY = 6 * 2**30

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas.names import PADDED, PATHS, RIGHT, STATIC, WHOLE
+from kvbook import UserError
+from kvbook.atlas import PADDED, PATHS, RIGHT, STATIC, WHOLE
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.diagnosis.verdict import kind_of
-from kvbook.errors import UserError
 
 EXACT, ROUNDING, UNDECIDED, BUG, RAISES = "exact", "rounding", "undecided", "bug", "raises an error"
 # Outcomes of a path that are not the cache's doing, and those of a path that was not tried.

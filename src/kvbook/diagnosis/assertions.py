@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from kvbook import UserError
 from kvbook.diagnosis import probe, tolerance
-from kvbook.errors import UserError
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 
 _TEXTS, _TOKENS = 2, 20
 

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook import fingerprint, paths, progress
+from kvbook import UserError, fingerprint, paths, progress
 from kvbook.diagnosis import layerwise
 from kvbook.diagnosis.kept_calls import KeptCalls
 from kvbook.diagnosis.settings import CheckSettings
-from kvbook.errors import UserError
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, placement, sources, streamed
 

@@ -5,8 +5,8 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
+from kvbook import UserError
 from kvbook.diagnosis.verdict import Kind, count
-from kvbook.errors import UserError
 from kvbook.settings import Strict
 
 # Of what `--json` prints.

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from kvbook.diagnosis.outcome import Outcome
 from kvbook.diagnosis.verdict import LIMIT
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 
 
 def draw(found: Outcome, to: Path | TextIO, kind: str = "png") -> None:

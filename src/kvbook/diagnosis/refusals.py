@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
+from kvbook import UserError
 from kvbook.diagnosis import reference_pass
-from kvbook.errors import UserError
 from kvbook.models import corpus, decoders, hub, loading
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+from kvbook import UserError
 from kvbook.diagnosis import plot
 from kvbook.diagnosis.outcome import COULD_NOT, Outcome
 from kvbook.diagnosis.settings import CheckSettings
-from kvbook.errors import UserError
 
 _PAGE = Path(__file__).with_name("report.html").read_text("utf-8")
 

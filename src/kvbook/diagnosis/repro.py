@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from kvbook import UserError
 from kvbook.diagnosis import check, feeding, verdict
 from kvbook.diagnosis.settings import CheckSettings
-from kvbook.errors import UserError
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import decoders, loading, sources
 
 # Plain transformers computes some steps in 32 bits even in float64: what rounding in these can be.

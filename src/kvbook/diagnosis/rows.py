@@ -8,9 +8,9 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvbook import UserError
 from kvbook.diagnosis import probe, verdict
-from kvbook.errors import UserError
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus
 
 # Texts that a check feeds together.

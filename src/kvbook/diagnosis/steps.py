@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
+from kvbook import UserError
 from kvbook.diagnosis import execution_paths, storage, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, PathFound, Verdict
-from kvbook.errors import UserError
-from kvbook.measuring import agreement
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF, agreement
 
 # What the user's function is: the state is None before the first call.
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -19,9 +19,9 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.diagnosis import feeding, probe, verdict
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.measuring.full_and_split import LastToken
 from kvbook.measuring.in_fp64 import widened
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvbook.models import corpus
 from kvbook.settings import CacheFormat
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 
 # Made by `kvbook records reference RUN`, never typed in.
 FILE = Path(__file__).with_name("reference.json")

@@ -35,8 +35,8 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.measuring import estimates as fits
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 
 Kind = Literal["exact", "rounding", "bug", "undecided"]
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 
 class NotInvariant(UserError):

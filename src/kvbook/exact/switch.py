@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch.nn import Parameter
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.exact import attention, attention_kernel, convolutions, experts, pointwise, recurrences, rows, steps, sums
 from kvbook.exact.kernels import NotInvariant, Refusal, base, no_gradients
 from kvbook.exact.visible import Seen

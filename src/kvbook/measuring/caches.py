@@ -14,7 +14,7 @@ from typing import Literal
 from transformers import Cache, DynamicCache, PretrainedConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 Kind = Literal["dynamic", "static"]
 

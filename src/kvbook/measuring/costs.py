@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import timing
 from kvbook.measuring.memory import kv_bytes_per_token
 from kvbook.models import loading, placement, streamed

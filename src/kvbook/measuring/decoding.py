@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import choosing, onerow
 from kvbook.measuring.large_pages import LargePages
 

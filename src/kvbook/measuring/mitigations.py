@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 STOCK = "stock"
 NAMES = (STOCK, "attention linears", "whole attention", "rotary", "input norm", "post-attention norm")

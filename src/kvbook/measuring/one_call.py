@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, StaticCache
 
-from kvbook import native
-from kvbook.errors import UserError
+from kvbook import UserError, native
 
 _SOURCE = Path(__file__).with_name("one_call.cpp")
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float

@@ -16,7 +16,7 @@ import torch
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 # Numbers that share a scale; a head that this does not divide has one scale.
 BLOCK = 32

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvbook import lengths
-from kvbook.errors import UserError
+from kvbook import UserError, lengths
 from kvbook.models import english
 
 Part = Literal["train", "held-out"]

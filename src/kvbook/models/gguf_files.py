@@ -22,8 +22,7 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from kvbook import fingerprint
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint
 from kvbook.models import hub, placement, unpacked
 
 _LIBRARIES = ("gguf", "accelerate")

@@ -15,7 +15,7 @@ from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_down
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 try:
     from huggingface_hub.utils import httpx

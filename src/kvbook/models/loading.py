@@ -18,8 +18,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM, AutoMod
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from kvbook import older, paths
-from kvbook.errors import UserError
+from kvbook import UserError, older, paths
 from kvbook.models import decoders, hub, lowbit, placement, sources, standins
 
 # Bytes from which on loading takes long enough to be watched.

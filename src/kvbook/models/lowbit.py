@@ -23,7 +23,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import placement
 
 Quantization = Literal["none", "8bit", "4bit"]

@@ -10,8 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from kvbook import fingerprint
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint
 from kvbook.models import registry, unpacked
 
 # Unpacked, in fp32.

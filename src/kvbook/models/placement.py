@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 # Activations, the allocator's slack and the cache come on top of the weights; a prediction that ignored them would let
 # the kernel's out-of-memory killer answer instead of us.

@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.models import gguf_files, hub, packages, placement, registry, standins, unpacked
 
 Source = Literal["stand-in", "hub", "package", "gguf", "random", "untrained", "local"]

@@ -23,7 +23,7 @@ from typing import Literal
 from tokenizers import Tokenizer, processors
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.settings import read_yaml
 
 Style = Literal["gpt2", "llama3"]

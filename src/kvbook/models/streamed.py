@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import decoders, loading, sources
 
 try:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvbook import paths
-from kvbook.errors import UserError
+from kvbook import UserError, paths
 
 # What a checkpoint says of the file that it was made of; written last.
 ORIGIN = "origin.json"

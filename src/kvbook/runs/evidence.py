@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from kvbook import paths
-from kvbook.errors import UserError
+from kvbook import UserError, paths
 from kvbook.runs import records
 from kvbook.settings import read_yaml
 

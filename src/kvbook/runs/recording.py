@@ -19,8 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, Field, StringConstraints, ValidationError
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.runs import privacy, records
 from kvbook.settings import Strict, faults_of
 

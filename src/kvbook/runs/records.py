@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
-from kvbook import fingerprint, paths, progress
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths, progress
 
 if TYPE_CHECKING:
     import pandas as pd

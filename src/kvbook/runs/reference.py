@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvbook import UserError
 from kvbook.diagnosis import tolerance
-from kvbook.errors import UserError
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs import records
 
 _EXPERIMENT = "layer_drift"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.scores import adapters
 
 # Of rows, and of what `--json` prints; a row need not name it.

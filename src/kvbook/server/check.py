@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvbook import progress
-from kvbook.errors import UserError
+from kvbook import UserError, progress
 from kvbook.server import client, comparisons, judging, prompts
 from kvbook.server.comparisons import CONTROLS, Comparison
 from kvbook.server.outcome import STATUS, Compared, Outcome, Shortest

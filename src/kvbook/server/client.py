@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.scores import adapters
 
 TOKEN = "KVBOOK_SERVER_TOKEN"

@@ -21,14 +21,12 @@ import numpy as np
 import pandas as pd
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook import paths, progress
+from kvbook import UserError, paths, progress
 from kvbook.atlas import configurations, running
 from kvbook.diagnosis import check as checks
 from kvbook.diagnosis.settings import CheckSettings
-from kvbook.errors import UserError
 from kvbook.models import loading
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer, records
 from kvbook.scores import outcome, tables
 from kvbook.settings import Count, Settings
 from kvreport.benchmarks.growing import EXPERIMENT

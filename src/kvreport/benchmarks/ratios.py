@@ -22,13 +22,12 @@ from xml.etree import ElementTree
 import pandas as pd
 import torch
 
-from kvbook import paths
+from kvbook import UserError, paths
 from kvbook.diagnosis import check as checks
 from kvbook.diagnosis.settings import CheckSettings
-from kvbook.errors import UserError
 from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer
 from kvreport.benchmarks import apart, switch
 from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row, timer

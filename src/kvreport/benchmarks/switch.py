@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvbook import progress
 from kvbook.measuring import memory, timing
-from kvbook.runs.experiment import Row, Rows
+from kvbook.runs import Row, Rows
 from kvreport.benchmarks import budget
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row
 from kvreport.chapters.exact_caches import cost, paths

@@ -9,7 +9,7 @@ import torch
 from kvbook import progress
 from kvbook.measuring import timing
 from kvbook.models import loading
-from kvbook.runs.experiment import Row
+from kvbook.runs import Row
 from kvbook.settings import DTypeName, Settings, Text, at_least
 
 # Does a piece of work, and returns its seconds.

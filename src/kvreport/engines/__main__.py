@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvreport.engines import environments, serving
 from kvreport.engines.listed import ENGINES, FP32
 

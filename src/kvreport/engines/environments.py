@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbook import paths, progress
-from kvbook.errors import UserError
+from kvbook import UserError, paths, progress
 from kvreport.engines.listed import ENGINES, Engine
 
 FOLDER = paths.BUILD / "engines"

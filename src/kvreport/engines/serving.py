@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import loading, packages
 from kvbook.server import client
 from kvreport.engines import environments

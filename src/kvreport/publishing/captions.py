@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvreport.publishing import chapter_name, evaluated, wording
 from kvreport.publishing.judging import NOT_RECORDED
 

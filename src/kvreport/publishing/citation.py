@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvreport.publishing import processors, provenance
 from kvreport.publishing.checkout import Origin
 from kvreport.publishing.published import Published, Sentence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.paths import RUNS
 from kvbook.runs import evidence, records
 from kvbook.runs.records import Run
@@ -21,7 +21,7 @@ from kvbook.settings import Settings
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE
 
 if TYPE_CHECKING:
-    from kvbook.runs.experiment import Experiment
+    from kvbook.runs import Experiment
 
 
 class Frame(NamedTuple):
@@ -100,7 +100,7 @@ def measuring(chapter: str) -> list[str]:
 
 def experiments(chapter: str) -> "list[Experiment]":
     """Import what a chapter's package measures, in the order in which its ``rows.py`` names it."""
-    from kvbook.runs.experiment import Experiment
+    from kvbook.runs import Experiment
 
     values = [value for module in measuring(chapter) for value in vars(importlib.import_module(module)).values()]
     each = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]

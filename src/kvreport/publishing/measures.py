@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring.estimates import Estimate
 from kvbook.runs.records import Run
 from kvreport.publishing.estimators import UNITS, Part

@@ -32,7 +32,7 @@ import pandas as pd
 from fontTools import subset
 from matplotlib.figure import Figure
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.paths import FIGURES, RUNS
 from kvbook.runs.records import Run
 from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, keep, provenance

@@ -11,8 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvreport.publishing import captions, chapter_name, evaluated, provenance, statements
 from kvreport.publishing.wording import csv_of
 

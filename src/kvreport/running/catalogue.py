@@ -4,9 +4,8 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from kvbook.errors import UserError
-from kvbook.runs import records
-from kvbook.runs.experiment import Experiment
+from kvbook import UserError
+from kvbook.runs import Experiment, records
 from kvreport import chapters
 from kvreport.publishing import found
 

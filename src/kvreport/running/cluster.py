@@ -27,8 +27,7 @@ import torch
 import yaml
 from distributed import Client, Future, LocalCluster, wait
 
-from kvbook import paths, progress
-from kvbook.errors import UserError
+from kvbook import UserError, paths, progress
 from kvbook.runs import records
 from kvreport.running import catalogue
 from kvreport.running.screen import Screen

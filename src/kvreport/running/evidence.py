@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean
 
-from kvbook import progress
-from kvbook.errors import UserError
-from kvbook.runs import evidence, machine, recording, records
-from kvbook.runs.experiment import Experiment
+from kvbook import UserError, progress
+from kvbook.runs import Experiment, evidence, machine, recording, records
 from kvbook.runs.threads import THREADS_VARIABLE
 from kvbook.settings import Settings
 from kvreport.publishing import found, processors

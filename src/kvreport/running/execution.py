@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
 
-from kvbook import fingerprint
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import machine, privacy, records
 from kvreport import publishing

@@ -36,8 +36,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 import kvreport
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
 from kvbook.settings import Settings, faults_of, read_yaml

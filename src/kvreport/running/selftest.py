@@ -15,12 +15,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from kvbook import UserError
 from kvbook.diagnosis import check, faults, probe, verdict
-from kvbook.errors import UserError
 from kvbook.exact import verify
 from kvbook.models import corpus, loading
-from kvbook.runs import privacy, records
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Writer, privacy, records
 from kvbook.settings import Settings
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.static_cache import measures as static_cache

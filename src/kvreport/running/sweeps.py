@@ -17,8 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from kvbook import fingerprint
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint
 from kvbook.settings import faults_of, read_yaml
 from kvreport.running import catalogue
 

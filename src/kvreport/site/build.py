@@ -5,8 +5,7 @@ import sys
 from types import SimpleNamespace
 from typing import NoReturn
 
-from kvbook import paths
-from kvbook.errors import UserError
+from kvbook import UserError, paths
 from kvbook.runs import records
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from kvbook import fingerprint
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint
 from kvbook.runs import evidence
 from kvreport.benchmarks import growing, results
 from kvreport.publishing import evaluated, published

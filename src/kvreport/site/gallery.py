@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from kvbook import paths
-from kvbook.errors import UserError
+from kvbook import UserError, paths
 from kvreport.publishing import citation, keep, published
 from kvreport.publishing.pictures import reduced
 from kvreport.publishing.published import Published

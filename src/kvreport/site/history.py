@@ -13,8 +13,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook import paths
-from kvbook.atlas import table
-from kvbook.atlas.names import CHUNKED, PATHS, WHOLE
+from kvbook.atlas import CHUNKED, PATHS, WHOLE, table
 from kvbook.diagnosis import execution_paths
 from kvbook.settings import read_yaml
 from kvreport.site.overlay import csv_table

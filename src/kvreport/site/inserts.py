@@ -6,8 +6,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from kvbook import paths
-from kvbook.errors import UserError
+from kvbook import UserError, paths
 from kvreport.publishing import captions, checkout, citation, evaluated
 from kvreport.publishing.measures import ROLE
 from kvreport.running.planning import Chapter

@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvreport.publishing import citation, processors, provenance, published, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
 from kvreport.running.planning import Chapter

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from kvbook.errors import UserError
+from kvbook import UserError
 
 FOLDER = "pdf"
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.runs.evidence import beside_of, texts_of
 from kvreport.publishing import captions, evaluated, processors, published, statements, wording
 from kvreport.publishing.captions import Caption

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from kvbook.atlas import table
-from kvbook.atlas.names import PATHS
+from kvbook.atlas import PATHS, table
 from kvreport.chapters.atlas import tables
 from kvreport.chapters.atlas.rows import DIFFERENT, REFUSED
 from kvreport.publishing import style

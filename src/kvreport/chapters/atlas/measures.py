@@ -3,8 +3,7 @@
 
 import pandas as pd
 
-from kvbook.atlas import names, table
-from kvbook.atlas.names import CHUNKED, PADDED, STATIC, WHOLE
+from kvbook.atlas import CHUNKED, LENGTH, PADDED, STATIC, WHOLE, WINDOW, table
 from kvreport.publishing.estimators import counted, lacking, part, total
 from kvreport.publishing.measures import Measure, always, here, noted
 from kvreport.publishing.rules import HALF, NONE, Bound
@@ -36,7 +35,7 @@ STATIC_RAISING = WRONG_STATIC.alike(estimate=total("error"))
 PADDING_CHANGES = LISTED.alike(rows="paths", estimate=total("padding")).where(path=PADDED)
 LENGTH, WINDOW = (
     LISTED.alike(f"tokens of a {what}", counted(lambda _, length=length: length))
-    for what, length in (("text", names.LENGTH), ("window", names.WINDOW))
+    for what, length in (("text", LENGTH), ("window", WINDOW))
 )
 
 # Shares are judged of a run that has nearly all architectures.

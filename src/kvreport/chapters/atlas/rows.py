@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas import table
-from kvbook.atlas.names import CROPPED, PADDED, PATHS, STATIC, SWITCHED
+from kvbook.atlas import CROPPED, PADDED, PATHS, STATIC, SWITCHED, table
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.runs.records import Run
 from kvreport.publishing import found

@@ -3,10 +3,9 @@
 import json
 
 from kvbook import progress
-from kvbook.atlas import configurations, invariance, running
-from kvbook.atlas.names import PATHS, STATIC, SWITCHED, WHOLE
+from kvbook.atlas import PATHS, STATIC, SWITCHED, WHOLE, configurations, invariance, running
 from kvbook.models import placement
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs import Experiment, Inputs, Writer
 from kvreport.chapters.atlas.settings import AtlasSettings
 
 _WORKERS = 2

@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.atlas import table
-from kvbook.atlas.names import PADDED, PATHS, WHOLE
+from kvbook.atlas import PADDED, PATHS, WHOLE, table
 from kvreport.chapters.atlas.rows import DIFFERENT, REFUSED, invariant
 
 Rows = Iterable[dict[str, Any]]

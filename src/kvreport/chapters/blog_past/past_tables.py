@@ -28,13 +28,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, RobertaForCausalLM
 from transformers.utils import logging
 
-from kvbook import paths
+from kvbook import UserError, paths
 from kvbook.diagnosis.faults import upper_left_mask
-from kvbook.errors import UserError
 from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, registry
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvbook.settings import Settings
 from kvreport.chapters.blog_past import rows as named
 from kvreport.chapters.blog_past.settings import PastTablesSettings

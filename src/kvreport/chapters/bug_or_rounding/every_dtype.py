@@ -12,8 +12,7 @@ from kvbook.diagnosis import probe
 from kvbook.measuring import full_and_split
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, kept, loading
-from kvbook.runs import samples
-from kvbook.runs.experiment import Rows, Writer
+from kvbook.runs import Rows, Writer, samples
 from kvreport.chapters.blog_past.past_tables import weights_for
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 
 from kvbook.diagnosis import verdict
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvreport.chapters.bug_or_rounding import rows
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES

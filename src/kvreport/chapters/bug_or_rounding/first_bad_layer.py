@@ -9,7 +9,7 @@ import torch
 
 from kvbook.diagnosis import faults, probe
 from kvbook.models import corpus, loading
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.bug_or_rounding import every_dtype
 from kvreport.chapters.bug_or_rounding.rows import CLEAN, LATE, NARROW
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings

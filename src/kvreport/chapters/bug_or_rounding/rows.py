@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from kvbook.diagnosis import verdict
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.blog_past.rows import BOTH, CACHE_OFF, DECODER, HANDED, NATIVE, NO_PAST
 from kvreport.publishing.found import Frame

@@ -14,7 +14,7 @@ from kvbook.diagnosis import faults, probe
 from kvbook.measuring import caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.blog_past import past_tables
 from kvreport.chapters.bug_or_rounding import every_dtype, rows
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings

@@ -13,7 +13,7 @@ import torch
 
 from kvbook import fingerprint
 from kvbook.measuring import predictions
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import first_divergence, variants, writing
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 

@@ -13,7 +13,7 @@ import torch
 from scipy import optimize, special
 from torch.nn import functional
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import corpus
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 

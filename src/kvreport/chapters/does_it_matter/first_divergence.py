@@ -20,7 +20,7 @@ import torch
 
 from kvbook.measuring import choosing
 from kvbook.models import corpus, kept
-from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.rows import BASELINE, CACHED, CHOICES, GREEDY, NO_CACHE

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import caches, fp64_reference, predictions
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading, placement
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings

@@ -15,7 +15,7 @@ from transformers import Cache, PretrainedConfig, QuantizedCache
 from transformers.cache_utils import BaseQuantizedLayer, Fp8QuantizedLayer, HQQQuantizedLayer, QuantoQuantizedLayer
 
 from kvbook.measuring.rounded_caches import RoundedLayer
-from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import teacher_forced, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings

@@ -13,7 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook.measuring import predictions
 from kvbook.models import corpus
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import long_contexts, variants
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.long_contexts import states

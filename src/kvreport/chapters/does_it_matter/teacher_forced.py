@@ -11,7 +11,7 @@ from transformers import Cache
 from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import classifier, variants
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 

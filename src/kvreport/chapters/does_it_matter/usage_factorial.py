@@ -12,7 +12,7 @@ import torch
 
 from kvbook.measuring import choosing, predictions
 from kvbook.models.corpus import Sample
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter import variants, writing
 from kvreport.chapters.does_it_matter.rows import BATCH, GREEDY, SAMPLED, SINGLE, UNPADDED, Cell

@@ -19,11 +19,10 @@ from torch import nn
 from transformers import Cache, PretrainedConfig, PreTrainedModel, QuantizedCache
 from transformers.pytorch_utils import Conv1D
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import caches, rounded_caches
 from kvbook.models import corpus, loading, lowbit, placement
-from kvbook.runs import samples
-from kvbook.runs.experiment import Inputs, Rows, Writer
+from kvbook.runs import Inputs, Rows, Writer, samples
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
 from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings

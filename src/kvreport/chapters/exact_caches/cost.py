@@ -10,10 +10,10 @@ take a path many times slower, so that stock's time would be the view's.  Rows, 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs import Experiment, Inputs, Writer
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings

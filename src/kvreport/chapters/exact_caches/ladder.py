@@ -11,8 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from kvbook import exact
 from kvbook.exact.verification import fed
 from kvbook.measuring import fp64_reference, in_fp64
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Work, Writer, samples
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches import rows as named
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings

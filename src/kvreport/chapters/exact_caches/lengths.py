@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook.runs import samples, threads
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples, threads
 from kvreport.chapters.exact_caches import paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings

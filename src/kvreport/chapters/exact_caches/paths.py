@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from kvbook import exact
-from kvbook.errors import UserError
+from kvbook import UserError, exact
 from kvbook.exact.verification import fed
 from kvbook.models import corpus, registry, sources
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 

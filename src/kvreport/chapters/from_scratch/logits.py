@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from kvbook.measuring import agreement
-from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
+from kvbook.runs import Experiment, Inputs, Row, Writer
 from kvreport.chapters.from_scratch import rows, subject
 from kvreport.chapters.from_scratch.gpt.memory import Mask, RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT

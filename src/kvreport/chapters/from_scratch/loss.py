@@ -12,7 +12,7 @@ import itertools
 import torch
 from torch.nn import functional
 
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs import Experiment, Inputs, Writer
 from kvreport.chapters.from_scratch import subject
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, refills
 from kvreport.chapters.from_scratch.settings import ScratchSettings

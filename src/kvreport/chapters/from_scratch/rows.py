@@ -5,7 +5,7 @@ import json
 import pandas as pd
 
 from kvbook import paths
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.publishing.found import Frame
 

@@ -13,7 +13,7 @@ import torch
 
 from kvbook.measuring import timing
 from kvbook.models import placement
-from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
+from kvbook.runs import Experiment, Inputs, Row, Writer
 from kvreport.chapters.from_scratch import loss, rows, subject, texts
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reader, Reply, Rolling, Window, refills, write

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import placement
-from kvbook.runs.experiment import Inputs, Row
+from kvbook.runs import Inputs, Row
 from kvreport.chapters.from_scratch.gpt import checkpoints, text
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs import Experiment, Inputs, Writer
 from kvreport.chapters.from_scratch import subject
 from kvreport.chapters.from_scratch.gpt.paths import WAYS, MakeReader, Window, refills, write
 from kvreport.chapters.from_scratch.rows import FORGOTTEN, POSTED, REPLY, REPLYS_WINDOW, WINDOW

@@ -7,8 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # What is measured of a place's difference.

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift import tables
 from kvreport.publishing import style

@@ -21,8 +21,7 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import choosing
 from kvbook.models import corpus, kept, loading
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.layer_drift import rows as named
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 

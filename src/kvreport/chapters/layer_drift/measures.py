@@ -5,9 +5,8 @@ from functools import partial
 
 import pandas as pd
 
-from kvbook.measuring import estimates
+from kvbook.measuring import UNIT_ROUNDOFF, estimates
 from kvbook.measuring.estimates import Estimate
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
 from kvreport.chapters.layer_drift import rows
 from kvreport.chapters.layer_drift.rows import LAST, POSITIONS, POSTED, STOCK
 from kvreport.publishing.estimators import distinct, first, mean, median_of_ratios, part, ratio_of_means, share, total

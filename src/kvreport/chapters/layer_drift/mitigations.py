@@ -10,8 +10,7 @@ import torch
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import loading
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Work, Writer, samples
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import progress
-from kvbook.errors import UserError
+from kvbook import UserError, progress
 from kvbook.measuring import choosing
 from kvbook.models import loading, packages, placement, sources
-from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
+from kvbook.runs import Experiment, Inputs, Work, Writer
 from kvreport.chapters.models.settings import ModelsSettings
 
 

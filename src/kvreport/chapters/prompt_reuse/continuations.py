@@ -42,12 +42,10 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from kvbook import paths
-from kvbook.errors import UserError
+from kvbook import UserError, paths
 from kvbook.measuring import caches, choosing
 from kvbook.models import corpus, kept, loading
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents

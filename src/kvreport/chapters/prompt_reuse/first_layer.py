@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook.models import placement, registry
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse import split_keys
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.publishing import documents
 from kvreport.publishing.found import Frame

@@ -18,8 +18,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook.measuring import agreement, full_and_split
 from kvbook.models import kept, loading
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.measuring import caches
 from kvbook.models import corpus, kept
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs import Experiment, Inputs, Writer, samples
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 
 # Characters of a file that are looked at: every cut encodes what lies before it.

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import corpus, loading, placement
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvbook.server.client import Refused
 from kvreport.chapters.serving_engines import asking, transformers_itself
 from kvreport.chapters.serving_engines import rows as named

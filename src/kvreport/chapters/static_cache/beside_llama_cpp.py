@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvbook import progress
-from kvbook.errors import UserError
+from kvbook import UserError, progress
 from kvbook.measuring import decoding, large_pages
 from kvbook.measuring.one_call import fits
 from kvbook.models import loading
-from kvbook.runs import evidence, recording
-from kvbook.runs.experiment import Experiment, Inputs, Rows
+from kvbook.runs import Experiment, Inputs, Rows, evidence, recording
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.one_call import FASTEST, by_calls, in_the_middle, steps_of, work
 from kvreport.chapters.static_cache.rows import ONE_CALL, OURS, THEIRS

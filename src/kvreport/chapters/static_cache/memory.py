@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import caches, choosing, memory
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work
+from kvbook.runs import Experiment, Inputs, Rows, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings

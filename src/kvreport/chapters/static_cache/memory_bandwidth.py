@@ -15,7 +15,7 @@ import torch
 from kvbook import progress
 from kvbook.measuring import large_pages, timing
 from kvbook.models import placement
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Elements of fp32: 256 MiB an array.

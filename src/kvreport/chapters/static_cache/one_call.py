@@ -13,7 +13,7 @@ from kvbook import native, progress
 from kvbook.measuring import decoding, large_pages, memory, timing
 from kvbook.measuring.one_call import OneCall, fits
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work
 from kvreport.chapters.static_cache import memory_bandwidth, subject
 from kvreport.chapters.static_cache.rows import GENERATE, MEMORY, ONE_CALL, OURS
 from kvreport.chapters.static_cache.settings import StaticCacheSettings

@@ -11,7 +11,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import caches, choosing, memory
 from kvbook.models import kept, loading
-from kvbook.runs.experiment import Experiment, Inputs, Rows
+from kvbook.runs import Experiment, Inputs, Rows
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings

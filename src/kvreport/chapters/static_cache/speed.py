@@ -18,7 +18,7 @@ from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import kept, loading, placement
-from kvbook.runs.experiment import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.static_cache import rows as named
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.settings import StaticCacheSettings

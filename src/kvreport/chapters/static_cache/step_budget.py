@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.models import loading
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work
+from kvbook.runs import Experiment, Inputs, Rows, Work
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import CALLS, KERNELS_OF_HEAD, KERNELS_OF_LAYERS, PROFILED, STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings

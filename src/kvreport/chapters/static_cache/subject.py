@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from kvbook.models import loading, placement, registry
-from kvbook.runs.experiment import Inputs, Rows, Writer
+from kvbook.runs import Inputs, Rows, Writer
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from kvbook import progress
 from kvbook.measuring import caches, choosing
 from kvbook.models import kept, loading, placement
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings

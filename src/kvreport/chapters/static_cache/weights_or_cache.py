@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, StaticCache
 from kvbook import progress
 from kvbook.measuring import memory, timing
 from kvbook.models import placement
-from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
+from kvbook.runs import Experiment, Inputs, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import BATCHES
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings

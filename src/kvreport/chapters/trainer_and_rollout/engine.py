@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import choosing
 from kvbook.models import corpus, sources
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
+from kvbook.runs import Experiment, Inputs, Row, Writer, samples
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings

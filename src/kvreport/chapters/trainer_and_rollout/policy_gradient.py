@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook.measuring import choosing, predictions, rounded_caches
 from kvbook.models import corpus, loading, placement
-from kvbook.runs.experiment import Experiment, Inputs, Row, Writer
+from kvbook.runs import Experiment, Inputs, Row, Writer
 from kvbook.scores import measures
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings

@@ -8,8 +8,7 @@ import torch
 
 from kvbook.measuring import choosing
 from kvbook.models import corpus, loading, placement
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout import scoring
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel, QuantizedCache
 
 from kvbook.exact import row_invariant
 from kvbook.measuring import choosing, rounded_caches
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Work, Writer
+from kvbook.runs import Experiment, Inputs, Work, Writer, samples
 from kvreport.chapters.trainer_and_rollout import rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings

@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.chapters.where_drift_begins.gemm_map import inputs
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings

@@ -13,8 +13,7 @@ from torch.nn.functional import linear
 from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
 from kvbook.models import placement
-from kvbook.runs import threads
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer, threads
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

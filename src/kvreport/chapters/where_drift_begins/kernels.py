@@ -18,10 +18,9 @@ import torch
 from torch import nn
 from torch.backends import mkl, mkldnn
 
-from kvbook import progress
-from kvbook.errors import UserError
+from kvbook import UserError, progress
 from kvbook.models import loading, placement
-from kvbook.runs.experiment import Experiment, Inputs, Writer
+from kvbook.runs import Experiment, Inputs, Writer
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, UNREPORTED
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 

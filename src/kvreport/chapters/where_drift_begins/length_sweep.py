@@ -9,8 +9,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from kvbook import lengths
 from kvbook.measuring import full_and_split, replay
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.where_drift_begins.rows import ALL, PREFILL, REAL, last
 from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 

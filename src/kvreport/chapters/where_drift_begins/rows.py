@@ -3,7 +3,7 @@
 import pandas as pd
 
 from kvbook import lengths
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs import evidence
 from kvbook.runs.records import Run
 from kvreport.publishing.found import Frame

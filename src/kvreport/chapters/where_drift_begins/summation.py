@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.measuring import agreement
-from kvbook.runs import threads
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Writer, threads
 from kvreport.chapters.where_drift_begins import gemm_map, kernels
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, MULTIPLYING, UNREPORTED, WRITTEN
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings

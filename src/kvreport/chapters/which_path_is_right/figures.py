@@ -8,7 +8,7 @@ import itertools
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, INDEPENDENT, LEAST_EXPLAINED
 from kvreport.publishing import style
 from kvreport.publishing.wording import DTYPES

@@ -21,8 +21,7 @@ from transformers import Cache, PreTrainedModel
 from kvbook.measuring import fp64_reference
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, placement
-from kvbook.runs import samples
-from kvbook.runs.experiment import Experiment, Inputs, Rows, Work, Writer
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 

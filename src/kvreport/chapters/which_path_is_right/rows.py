@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from kvbook.measuring.roundoff import UNIT_ROUNDOFF
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.publishing.found import Frame
 from kvreport.publishing.wording import DTYPES

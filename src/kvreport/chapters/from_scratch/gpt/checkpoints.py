@@ -8,8 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from kvbook import fingerprint, paths
-from kvbook.errors import UserError
+from kvbook import UserError, fingerprint, paths
 from kvbook.models import placement
 from kvreport.chapters.from_scratch.gpt import text, training
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape

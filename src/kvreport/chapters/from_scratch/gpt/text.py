@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbook.errors import UserError
+from kvbook import UserError
 from kvbook.models import corpus
 
 UNKNOWN = "\ufffd"
