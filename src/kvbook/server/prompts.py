@@ -6,20 +6,10 @@ piece moves no token boundary.  To answer, the model must look up a pair, so a w
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
-_COMMON = """
-river stone house green apple lamp table window garden paper winter summer silver golden yellow orange bread water
-coffee sugar butter cheese honey salt pepper rice corn bean fish bird horse sheep mouse rabbit tiger lion bear wolf
-mountain valley forest desert island ocean beach lake bridge road street market school church castle tower village
-city farm doctor teacher farmer soldier sailor artist writer singer dancer painter king queen prince knight book
-letter picture music song story poem dance game ball wheel wagon train ship boat plane engine iron copper steel
-glass wood leather cotton silk rope chain nail hammer knife fork spoon plate bottle basket box clock mirror candle
-carpet chair bed door roof wall floor stairs kitchen morning evening night spring autumn storm cloud rain snow wind
-fire smoke thunder north south east west circle square triangle line corner red blue black white brown pink purple
-gray hand foot head heart shoulder finger nose mouth tongue shirt coat hat shoe dress ring pocket button dream hope
-fear anger joy peace war truth secret promise
-"""
-WORDS = tuple(_COMMON.split())
+# Common ones, most of them things.
+WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
 _LINKS = (" means", ",")
 
 
