@@ -9,7 +9,7 @@ from torch.nn import functional
 from kvbook.atlas import configurations, invariance
 from kvbook.exact import row_invariant
 from kvbook.measuring import agreement, full_and_split, replay
-from kvbook.measuring.first_operation import first_operation
+from kvbook.measuring.replay import first_operation
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 

@@ -12,7 +12,7 @@ import torch
 from planted import changed, on, published, run_of
 from refusing import refusal
 
-from kvbook.measuring import caches, decoding, large_pages, memory, onerow
+from kvbook.measuring import caches, decoding, large_pages, memory
 from kvbook.measuring.decoding import Decoder, Way
 from kvreport.chapters.static_cache import measures, memory_bandwidth, shapes, speed, tables
 from kvreport.chapters.static_cache import rows as chapter_rows
@@ -100,18 +100,18 @@ def test_the_one_row_product_is_the_product(dtype, bias):
     row = torch.randn(1, 1, 48, dtype=dtype)
     with torch.no_grad():
         exact = torch.nn.functional.linear(row.double(), linear.weight.double(), linear.bias.double() if bias else None)
-        got = onerow.one_row_linear(linear, row)
+        got = decoding.one_row_linear(linear, row)
         assert got.dtype == dtype
         assert torch.allclose(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
         linear.weight[0, 0] += 1
-        assert not torch.allclose(onerow.one_row_linear(linear, row).double(), exact, rtol=2 * torch.finfo(dtype).eps)
+        assert not torch.allclose(decoding.one_row_linear(linear, row).double(), exact, rtol=2 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("cut", [slice(4, 12), slice(0, 16, 2)])
 def test_the_one_row_product_of_a_part_of_a_tensor_is_that_parts(cut):
     module, tensor = torch.nn.Linear(8, 3), torch.randn(1, 1, 16)
     with torch.inference_mode():
-        assert torch.allclose(onerow.one_row_linear(module, tensor[..., cut]), module(tensor[..., cut]), atol=1e-6)
+        assert torch.allclose(decoding.one_row_linear(module, tensor[..., cut]), module(tensor[..., cut]), atol=1e-6)
 
 
 def test_the_one_query_attention_is_the_attention_and_refuses_two_queries():
@@ -120,18 +120,18 @@ def test_the_one_query_attention_is_the_attention_and_refuses_two_queries():
     mask = torch.zeros(1, 1, 1, 9)
     mask[..., 6:] = float("-inf")
     stock = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-    got, _ = onerow.one_query_attention(None, query, key, value, mask)
+    got, _ = decoding.one_query_attention(None, query, key, value, mask)
     assert torch.allclose(got.transpose(1, 2), stock, atol=1e-6)
-    unmasked, _ = onerow.one_query_attention(None, query, key, value, None)
+    unmasked, _ = decoding.one_query_attention(None, query, key, value, None)
     assert not torch.allclose(unmasked.transpose(1, 2), stock, atol=1e-2)
     with pytest.raises(ValueError, match="written for one"):
-        onerow.one_query_attention(None, torch.randn(1, 6, 2, 8), key, value, None)
+        decoding.one_query_attention(None, torch.randn(1, 6, 2, 8), key, value, None)
 
 
 def test_the_one_row_form_is_taken_back_even_after_an_error(llama):
-    before, inside = llama.config._attn_implementation, onerow.one_row(llama)
+    before, inside = llama.config._attn_implementation, decoding.one_row(llama)
     inside.__enter__()
-    assert llama.config._attn_implementation == onerow.ATTENTION
+    assert llama.config._attn_implementation == decoding.ATTENTION
     # False: the error goes on to whoever is to hear of it.
     assert inside.__exit__(RuntimeError, RuntimeError("inside"), None) is False
     assert llama.config._attn_implementation == before

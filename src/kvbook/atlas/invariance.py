@@ -10,7 +10,7 @@ import torch
 from kvbook.atlas import LENGTH, PATHS, SWITCHED, WHOLE, columns, configurations, table
 from kvbook.diagnosis import execution_paths, feeding
 from kvbook.exact import NotInvariant, row_invariant
-from kvbook.measuring.first_operation import first_operation
+from kvbook.measuring.replay import first_operation
 
 # On these row-invariant arithmetic has not been tried on every architecture yet.
 _NOT_YET = (

@@ -7,21 +7,25 @@ microseconds, which a few layers at a time share.  With ``scope="model"`` the st
 instead, which is what a GPU needs, where launching kernels is the cost.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import UserError
-from kvbook.measuring import choosing, onerow
+from kvbook.measuring import choosing
 from kvbook.measuring.large_pages import LargePages
 
 CacheKind = Literal["none", "dynamic", "static"]
 Scope = Literal["layer", "model"]
+# The name under which transformers' attention interface finds `one_query_attention`.
+ATTENTION = "kvbook_one_query"
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Way:
     compiled : bool
         Whether `torch.compile` is used.
     one_row : bool
-        Whether the step's operations are written for one row (`kvbook.measuring.onerow`).
+        Whether the step's operations are written for one row, see `one_row`.
     large_pages : bool
         Whether a step reads copies of the weights on large pages (`kvbook.measuring.large_pages`).
     """
@@ -50,6 +54,57 @@ class Way:
         form = "one-row form, " if self.one_row else ""
         pages = ", large pages" if self.large_pages else ""
         return f"{self.cache}, {form}{'compiled' if self.compiled else 'eager'}{pages}"
+
+
+def one_row_linear(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    """Multiply one row by a matrix: products and their sum in fp32, rounded once."""
+    if inputs.numel() != inputs.shape[-1]:
+        return nn.functional.linear(inputs, module.weight, module.bias)
+    row = inputs.reshape(-1).float()
+    # A strided view is one of memory, so the compiler writes the row down before it goes on. Otherwise it fuses what
+    # made the row, say a norm, into the loop over the matrix, and computes it again for every one of its rows.
+    row = row.as_strided(row.shape, row.stride())
+    sums = (row * module.weight.float()).sum(-1)
+    if module.bias is not None:
+        sums = sums + module.bias.float()
+    return sums.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+
+
+def one_query_attention(
+    _layer: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+    scaling: float | None = None, **_
+) -> tuple[torch.Tensor, None]:
+    """Attend from one query, in fp32, in the form that transformers' attention interface asks for."""
+    batch_size, heads, queries, head_dim = query.shape
+    if batch_size != 1 or queries != 1:
+        raise ValueError(f"{batch_size} x {queries} queries: this attention is written for one")
+    groups = key.shape[1]
+    asked = query.view(groups, heads // groups, 1, head_dim).float()
+    scores = (asked * key.view(groups, 1, -1, head_dim).float()).sum(-1) * (scaling or head_dim**-0.5)
+    if attention_mask is not None:
+        scores = scores + attention_mask.view(1, 1, -1).float()
+    weights = torch.softmax(scores, -1)
+    output = (weights[..., None] * value.view(groups, 1, -1, head_dim).float()).sum(-2)
+    return output.view(1, 1, heads, head_dim).to(query.dtype), None
+
+
+@contextmanager
+def one_row(model: PreTrainedModel) -> Iterator[None]:
+    """Write a model's linear layers and attention for one row while a ``with`` block lasts.
+
+    A decode step feeds one token, so each of its matrix products is a matrix times a vector and its attention has one
+    query: both read every number once and do next to nothing with it.  General kernels are made for many rows.  Written
+    as a multiplication and a sum in fp32, the same step becomes loops that a compiler fuses with what stands around
+    them, and that run at the speed of memory.  Without a compiler this form is slow; it is only for `torch.compile`.
+    """
+    AttentionInterface.register(ATTENTION, one_query_attention)
+    with ExitStack() as stack:
+        stack.callback(model.set_attn_implementation, model.config._attn_implementation)
+        model.set_attn_implementation(ATTENTION)
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                stack.enter_context(patch.object(module, "forward", MethodType(one_row_linear, module)))
+        yield
 
 
 class _OfLayer:
@@ -189,7 +244,7 @@ class Decoder:
         if self._pages is not None:
             self._changes.enter_context(self._pages.used())
         if self._way.one_row:
-            self._changes.enter_context(onerow.one_row(self._model))
+            self._changes.enter_context(one_row(self._model))
         if self._scope == "layer":
             self._forget_addresses()
         return token
