@@ -15,8 +15,8 @@ from small_models import SMALL, asked, configure
 from transformers import LlamaForCausalLM
 
 from kvbook import UserError, progress
-from kvbook.diagnosis import check, cores, faults, outcome, probe, reference_pass
-from kvbook.diagnosis.rows import in_batches, rows_of
+from kvbook.diagnosis import check, cores, faults, outcome, probe, wrong_pass
+from kvbook.diagnosis.probe import in_batches, rows_of
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading, lowbit, placement
 
@@ -255,9 +255,9 @@ def random(found, _ids):
 
 def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_full_pass_is_causal(llama, monkeypatch):
     ids = torch.arange(3, 15)[None]
-    assert reference_pass.fault(llama, ids, every_length=False) is None
+    assert wrong_pass.reference_fault(llama, ids, every_length=False) is None
     fed = end_in(knows_the_last_token, monkeypatch)
-    assert reference_pass.fault(llama, ids, every_length=False) == reference_pass.NOT_CAUSAL
+    assert wrong_pass.reference_fault(llama, ids, every_length=False) == wrong_pass.NOT_CAUSAL
     assert fed == [12, 12, 6]
 
 

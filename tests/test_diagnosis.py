@@ -13,7 +13,7 @@ from refusing import refusal
 from small_models import asked, configure, small_llama
 
 from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict, wrong_pass
-from kvbook.diagnosis.rows import rows_of, suspicious_layer
+from kvbook.diagnosis.probe import rows_of, suspicious_layer
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading
 
@@ -306,7 +306,7 @@ def test_the_pass_that_is_wrong_is_named_and_neither_where_evidence_splits_or_th
     fault, causal, said, why, monkeypatch
 ):
     if not causal:
-        monkeypatch.setattr(wrong_pass.reference_pass, "fault", lambda *_: wrong_pass.reference_pass.NOT_CAUSAL)
+        monkeypatch.setattr(wrong_pass, "reference_fault", lambda *_: wrong_pass.NOT_CAUSAL)
     model = small_llama()
     with fault(model):
         found = wrong_pass.find(model, TEXTS)

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, Fp8QuantizedLayer
 import kvbook
 from kvbook import paths
 from kvbook.diagnosis import check, faults, outcome, probe, storage
-from kvbook.diagnosis.rows import rows_of
+from kvbook.diagnosis.probe import rows_of
 from kvbook.measuring import rounded_caches
 from kvbook.models import corpus, loading
 

@@ -10,7 +10,7 @@ from refusing import refusal
 from safetensors.torch import load_file, save_file
 from small_models import SMALL, asked
 
-from kvbook.diagnosis import check, kept_calls, layerwise, rows
+from kvbook.diagnosis import check, kept_calls, layerwise, probe
 from kvbook.diagnosis.kept_calls import KeptCalls
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
@@ -53,7 +53,7 @@ def opened(folder, dtypes=DTYPES):
 def in_memory(folder, dtype, **options):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     in_fp64.experts_one_by_one(model)
-    return list(rows.rows_of(model, dtype, TEXTS, together=4, **options))
+    return list(probe.rows_of(model, dtype, TEXTS, together=4, **options))
 
 
 def layer_by_layer(models, to, done=lambda _part: None):

@@ -6,7 +6,7 @@ from small_models import asked, small_mistral
 from transformers import MistralConfig, Phi3Config
 
 from kvbook.atlas import configurations
-from kvbook.diagnosis import check, faults, outcome, reference_pass, thorough
+from kvbook.diagnosis import check, faults, outcome, thorough, wrong_pass
 from kvbook.models import loading
 
 IDS = list(range(11, 47))
@@ -41,10 +41,10 @@ def test_a_choice_among_equal_scores_that_changes_with_the_length_is_not_blamed_
     # Doge keeps the keys of the highest scores, and a token that comes twice has its score twice.
     model, only = configurations.build("doge", torch.float64), ("chunked prefill",)
     monkeypatch.setattr("test_thorough.IDS", [20, 21, 22, 23, 24, 25] * 4)
-    assert reference_pass.fault(model, torch.tensor([[20, 21, 22, 23, 24, 25] * 3])) == reference_pass.NOT_CAUSAL
+    assert wrong_pass.reference_fault(model, torch.tensor([[20, 21, 22, 23, 24, 25] * 3])) == wrong_pass.NOT_CAUSAL
     assert verdicts(model, only) == {"chunked prefill": "not supported"}
     # Control: without that look it would be called a bug.
-    monkeypatch.setattr(reference_pass, "fault", lambda *_, **__: None)
+    monkeypatch.setattr(wrong_pass, "reference_fault", lambda *_, **__: None)
     assert verdicts(model, only) == {"chunked prefill": "bug"}
 
 

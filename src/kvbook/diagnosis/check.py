@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from kvbook import UserError, __version__, older, progress
 from kvbook.diagnosis import known, refusals, storage, thorough, verdict, wrong_pass
-from kvbook.diagnosis.little_memory import LARGE, LittleMemory
+from kvbook.diagnosis.layerwise import LARGE, LittleMemory
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
-from kvbook.diagnosis.rows import TOGETHER, by_way, rows_of, samples_of, suspicious_layer, worst
+from kvbook.diagnosis.probe import TOGETHER, by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.diagnosis.settings import CheckSettings
 from kvbook.measuring import UNIT_ROUNDOFF, costs, in_fp64
 from kvbook.models import decoders, loading, placement, sources

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvbook.diagnosis import check, faults
 from kvbook.diagnosis.outcome import Outcome
-from kvbook.diagnosis.rows import rows_of
+from kvbook.diagnosis.probe import rows_of
 from kvbook.models import corpus
 
 _SHAPE = LlamaConfig(

@@ -1,4 +1,4 @@
-"""The rows of a check from a streamed model: all calls of one layer, in every dtype, before the next layer is loaded.
+"""`kvbook check --memory`: rows as without it from streamed weights, all calls of one layer before the next is loaded.
 
 Each call is the model's own forward.  It runs to the first part whose weights are not there and stops.  When they are,
 it is run again from its start, with the outputs that the earlier parts gave.  So glue code between layers needs no
@@ -18,18 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import _pytree
-from transformers import Cache
+from transformers import Cache, PretrainedConfig, PreTrainedModel
 
-from kvbook import older
+from kvbook import UserError, fingerprint, older, paths, progress
 from kvbook.diagnosis import feeding, probe
 from kvbook.diagnosis.kept_calls import KeptCalls
-from kvbook.diagnosis.rows import TOGETHER, as_rows, in_batches
-from kvbook.measuring.in_fp64 import widened
-from kvbook.models import corpus
-from kvbook.models.streamed import Streamed, is_layer
+from kvbook.diagnosis.settings import CheckSettings
+from kvbook.measuring import costs, in_fp64
+from kvbook.models import corpus, loading, placement, sources, streamed
 
 # Layers of a cache whose lengths follow from the tokens alone.
 _FORESEEN = ("DynamicLayer", "DynamicSlidingWindowLayer")
+# Parameters from which on time and memory are said before anything is loaded.
+LARGE = 1e9
+
+Rows = list[dict[str, Any]]
 
 
 class NotLayerByLayer(Exception):
@@ -97,7 +100,7 @@ class Call:
     def is_ready(self) -> bool:
         """Tell whether it has reached a layer, and so shown its cache."""
         parts = [*(part for part, _ in self.outputs), self.waits_for or ""]
-        return self.result is not None or any(map(is_layer, parts))
+        return self.result is not None or any(map(streamed.is_layer, parts))
 
     def fed_before(self) -> list[torch.Tensor]:
         """Return what the earlier calls fed to the same cache."""
@@ -109,13 +112,13 @@ class Runner:
 
     Parameters
     ----------
-    streamed : Streamed
+    one : Streamed
         The model.
     """
 
-    def __init__(self, streamed: Streamed) -> None:
-        self.streamed, self.calls = streamed, []
-        self.name = feeding.cache_name(streamed.model)
+    def __init__(self, one: streamed.Streamed) -> None:
+        self.streamed, self.calls = one, []
+        self.name = feeding.cache_name(one.model)
 
     def next_part(self) -> str | None:
         """Name the part that the call which is least far waits for; None where all have ended."""
@@ -149,7 +152,7 @@ class Runner:
             if call.seen is None and call.chain.empty is not None:
                 call.seen = self._filled(call.chain.empty, call.fed_before())
             given[self.name] = call.seen
-        with contextlib.suppress(_Stopped), torch.inference_mode(), widened(self.streamed.dtype):
+        with contextlib.suppress(_Stopped), torch.inference_mode(), in_fp64.widened(self.streamed.dtype):
             self._end(call, model(call.ids, **given))
 
     def _part(
@@ -162,7 +165,7 @@ class Runner:
             if name != part:
                 raise NotLayerByLayer(f"{part} came where {name} had come before")
             return _copied(output)
-        if is_layer(part) and call.chain:
+        if streamed.is_layer(part) and call.chain:
             self._look_at_cache(call, (*given, *named.values()))
         if part != loaded:
             call.waits_for = part
@@ -225,14 +228,14 @@ def _planned(runner: Runner, ids: torch.Tensor, sizes: list[int], options: dict[
 
 
 def rows_of(
-    streamed: dict[str, Streamed], texts: list[corpus.Sample], seed: int, done: Callable[[str], None], kept: KeptCalls,
-    *called: dict[str, Any],
+    models: dict[str, streamed.Streamed], texts: list[corpus.Sample], seed: int, done: Callable[[str], None],
+    kept: KeptCalls, *called: dict[str, Any],
 ) -> list[dict[str, list[dict[str, Any]]]]:
-    """Measure what `kvbook.diagnosis.rows.rows_of` measures, in several dtypes and with several options at once."""
-    runners = {dtype: Runner(each) for dtype, each in streamed.items()}
+    """Measure what `kvbook.diagnosis.probe.rows_of` measures, in several dtypes and with several options at once."""
+    runners = {dtype: Runner(each) for dtype, each in models.items()}
     plan = []
     for dtype, runner in runners.items():
-        for batch in in_batches(texts, TOGETHER):
+        for batch in probe.in_batches(texts, probe.TOGETHER):
             ids = torch.tensor([text.ids for text in batch])
             full = Call(ids, {"use_cache": False, "output_hidden_states": True}, probe.last_tokens)
             runner.calls.append(full)
@@ -251,10 +254,109 @@ def rows_of(
         done(parts[0])
         kept.save(calls)
     kept.file.unlink(missing_ok=True)
-    found = [{dtype: [] for dtype in streamed} for _ in called]
+    found = [{dtype: [] for dtype in models} for _ in called]
     for place, dtype, batch, way, full, last in plan:
         fed = sum(part.shape[1] for part in last.fed_before())
         held = 0 if last.seen is None else older.held(last.seen, fed)
         readings = probe.compared(way, full.result, last.result, held, fed)
-        found[place][dtype] += as_rows(dtype, batch, readings)
+        found[place][dtype] += probe.as_rows(dtype, batch, readings)
     return found
+
+
+class LittleMemory:
+    """The models of a check in all its dtypes, each with one part of its weights in memory at a time.
+
+    Parameters
+    ----------
+    settings : CheckSettings
+        Of the check.
+    config : PretrainedConfig
+        Of the model.
+    texts : list of Sample
+        Of the check.
+    planned, wanted
+        The dtypes in the order of trying, and how many of them.
+
+    Attributes
+    ----------
+    dtypes : list of str
+        Those that fit.
+    left_out : dict of str to UserError
+        Those that do not, tried first.
+    experts_apart : bool
+        Whether experts run one after the other in float64.
+    """
+
+    def __init__(
+        self, settings: CheckSettings, config: PretrainedConfig, texts: list[corpus.Sample], planned: tuple[str, ...],
+        wanted: int,
+    ) -> None:
+        streamed.check(config, settings.device)
+        self._asked, self._texts = settings, texts
+        self.dtypes, self.left_out, n_tokens = [], {}, sum(len(text.ids) for text in texts)
+        for dtype in planned:
+            if len(self.dtypes) < wanted:
+                try:
+                    placement.dtype_on(dtype, torch.device("cpu"))
+                    costs.check_streamed(config, [*self.dtypes, dtype], n_tokens, settings.memory)
+                    self.dtypes.append(dtype)
+                except UserError as error:
+                    self.left_out[dtype] = error
+        needed = costs.streamed_bytes(config, self.dtypes, n_tokens) if self.dtypes else 0
+        if loading.parameter_count(config) > LARGE:
+            progress.note(f"{', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB")
+        source = streamed.source_of(sources.resolve(settings.model, settings.weights), settings.seed)
+        self._models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in self.dtypes}
+        self._files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.all_files()]
+        self.experts_apart = "float64" in self._models and in_fp64.experts_one_by_one(self._models["float64"].model)
+        self._found: dict[str, dict[str, Rows]] = {}
+        self.by_steps = False
+
+    def model(self, dtype: str) -> PreTrainedModel:
+        """Return the model in a dtype, which loads its parts when they are run."""
+        if dtype in self.left_out:
+            raise self.left_out[dtype]
+        return self._models[dtype].model
+
+    def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read all weights, part by part."""
+        one = self._models[dtype]
+        for part, module in one.parts.items():
+            with one.holding(part):
+                for name, value in module.named_parameters():
+                    yield f"{part}.{name}", value
+
+    def rows(self, dtype: str, **options: Any) -> Rows | None:
+        """Return what was measured layer by layer in a dtype; None where the architecture does not allow that."""
+        called = str(options)
+        if called not in self._found and not self.by_steps:
+            try:
+                self._measured(options)
+            except NotLayerByLayer as error:
+                self.by_steps = True
+                progress.note(f"every call reads all weights ({error}); this takes long")
+            for each in self._models.values():
+                each.run = each.on_demand
+        return None if self.by_steps else self._found[called][dtype]
+
+    def _measured(self, *called: dict[str, Any]) -> None:
+        one = next(iter(self._models.values()))
+        if getattr(one.model.config.get_text_config(), "use_cache", None) is False:
+            # Switched off: the check will ask what the cache would have done, and all weights are read once for both.
+            called = ({}, {"use_cache": True})
+        sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in one.parts.items()}
+        work = progress.Work(sum(sizes.values()), "check, layer by layer")
+        about = [self._asked.model_dump(), self._files, self.dtypes, called, [text.ids for text in self._texts]]
+        named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
+        kept = KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
+        try:
+            found = rows_of(
+                self._models, self._texts, self._asked.seed, lambda part: work.advance(sizes.pop(part, 0)), kept,
+                *called,
+            )
+        except KeyboardInterrupt:
+            if kept.file.is_file():
+                progress.note("the same command goes on from here")
+            raise
+        self._found |= zip(map(str, called), found, strict=True)
+

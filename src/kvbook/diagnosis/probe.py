@@ -1,21 +1,24 @@
 """A model's cached pass against its full pass: how far apart they are, at the end and after every layer.
 
-The model is called as it stands: whether a cache comes back is its configuration's doing.
+The model is called as it stands: whether a cache comes back is its configuration's doing.  The rows of a check are such
+readings of every text on every execution path, in one dtype.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook import older
-from kvbook.diagnosis import execution_paths, feeding
-from kvbook.measuring import agreement
+from kvbook import UserError, older
+from kvbook.diagnosis import execution_paths, feeding, verdict
+from kvbook.measuring import UNIT_ROUNDOFF, agreement
 from kvbook.measuring import full_and_split as passes
 from kvbook.measuring.in_fp64 import widened
+from kvbook.models import corpus
 
 CUTS = {path.name: path.cut for path in execution_paths.PATHS if path.cut}
 SPLIT = "prefix + last token"
@@ -23,6 +26,8 @@ SPLIT = "prefix + last token"
 WAYS = tuple(execution_paths.of(execution_paths.CHECK))
 # The fewest tokens that every one of these can cut.
 SHORTEST = 4
+# Texts that a check feeds together.
+TOGETHER = 4
 
 
 class Reading(NamedTuple):
@@ -123,3 +128,75 @@ def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False
     reference = reference.cpu().double()
     scale = reference.std(-1, correction=0) if centred else reference.square().mean(-1).sqrt()
     return agreement.over_spread(reference, other, scale)
+
+
+def samples_of(tokenizer: PreTrainedTokenizerBase, texts: str, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
+    """Cut the texts of a check."""
+    found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens))
+    if short := [sample for sample in found if len(sample.ids) < SHORTEST]:
+        has = f"{short[0].source} has {len(short[0].ids)} tokens"
+        raise UserError(f"{has}, fewer than {SHORTEST}: name a folder of longer texts")
+    return found
+
+
+def in_batches(texts: list[corpus.Sample], most: int) -> list[list[corpus.Sample]]:
+    """Put texts of one length together, which then need no padding: a step reads the weights once for all of them."""
+    by_length: dict[int, list[corpus.Sample]] = {}
+    for text in texts:
+        by_length.setdefault(len(text.ids), []).append(text)
+    return [some[first : first + most] for some in by_length.values() for first in range(0, len(some), most)]
+
+
+def rows_of(
+    model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], seed: int = 0, ways: tuple[str, ...] = WAYS,
+    together: int = 1, **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """Measure one dtype."""
+    for batch in in_batches(texts, together):
+        ids = torch.tensor([text.ids for text in batch], device=model.device)
+        generator = np.random.default_rng([seed, batch[0].index])
+        for each in readings(model, ids, ids, generator, ways, **options):
+            yield from as_rows(dtype, batch, each)
+
+
+def as_rows(dtype: str, batch: list[corpus.Sample], readings: list[Reading]) -> list[dict[str, Any]]:
+    """Say with each reading of which text it is."""
+    return [
+        {"dtype": dtype, "source": text.source, "sample": text.index, **reading._asdict()}
+        for text, reading in zip(batch, readings, strict=True)
+    ]
+
+
+def suspicious_layer(rows: pd.DataFrame) -> int | None:
+    """Find the first place in the model whose drift is no rounding, in the finest dtype that is there.
+
+    None is the LM head: no hidden state is beyond rounding, and none drifts by so much more than the one before it as
+    the logits do.
+    """
+    dtype = next(name for name in UNIT_ROUNDOFF if name in set(rows["dtype"]))
+    roundoff = UNIT_ROUNDOFF[dtype]
+    part = rows[rows["dtype"] == dtype]
+    layers = np.array(part["layers"].tolist()).max(0)
+    if not layers.any():
+        return None
+    beyond = np.flatnonzero(~(layers <= verdict.LIMIT * roundoff))
+    if len(beyond):
+        return int(beyond[0])
+    places = np.maximum([*layers, part["drift"].max()], roundoff)
+    first = int(np.argmax(np.diff(np.log(places), prepend=np.log(roundoff))))
+    return first if first < len(layers) else None
+
+
+def by_way(rows: pd.DataFrame, seed: int) -> dict[str, verdict.Finding]:
+    """Judge every execution path."""
+    return {way: verdict.judge(part, seed) for way, part in rows.groupby("way", sort=False)}
+
+
+def worst(found: dict[str, verdict.Finding]) -> tuple[str, verdict.Finding]:
+    """Find the path with the worst verdict; of several bugs that with the largest drift in its finest dtype."""
+
+    def badness(item: tuple[str, verdict.Finding]) -> tuple[int, float]:
+        kind, drifts = item[1].kind, list(item[1].drift.values())
+        return verdict.ORDER.index(kind), drifts[0] if kind == "bug" and drifts else 0.0
+
+    return max(found.items(), key=badness)

@@ -8,7 +8,7 @@ import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from kvbook import UserError
-from kvbook.diagnosis import reference_pass
+from kvbook.diagnosis import wrong_pass
 from kvbook.models import corpus, decoders, hub, loading
 
 
@@ -66,8 +66,8 @@ def refuse_reference(
     """Acquit the cache where nothing could agree with the full pass of the text that drifts most."""
     worst = max(rows, key=lambda row: row["drift"] if row["drift"] == row["drift"] else -1.0)["sample"]
     text = next(text for text in texts if text.index == worst)
-    fault = reference_pass.fault(model, torch.tensor([text.ids], device=model.device), every_length=not streamed)
-    if fault == reference_pass.NOT_REPEATABLE:
+    fault = wrong_pass.reference_fault(model, torch.tensor([text.ids], device=model.device), every_length=not streamed)
+    if fault == wrong_pass.NOT_REPEATABLE:
         raise OfTheModelError(f"{name} {fault}: switch off what is random in it, such as dropout")
-    if fault == reference_pass.NOT_CAUSAL:
+    if fault == wrong_pass.NOT_CAUSAL:
         raise OfTheModelError(f"{name} is not causal: the full pass {fault}, so that no cache can agree with it")

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook.diagnosis import execution_paths, feeding, reference_pass, verdict
+from kvbook.diagnosis import execution_paths, feeding, verdict, wrong_pass
 from kvbook.diagnosis.execution_paths import SHORT, Path
 from kvbook.diagnosis.outcome import INTENDED, PathFound
 from kvbook.measuring.in_fp64 import widened
@@ -81,7 +81,7 @@ def rows_of(
         more = generator.choice(ids, max(0, longest - len(ids))).tolist()
         text = torch.tensor([[*ids, *more]], device=model.device)
         fed = feeding.look_at(model, text[:, :SHORT])
-        fault = functools.cache(lambda: reference_pass.fault(model, text[:, :SHORT]))
+        fault = functools.cache(lambda: wrong_pass.reference_fault(model, text[:, :SHORT]))
         for name, path in paths.items():
             drift = lacks = None
             try:

@@ -1,4 +1,7 @@
-"""Which of two passes that disagree is the wrong one: that with a cache, or that without."""
+"""Which of two passes that disagree is the wrong one: that with a cache, or that without.
+
+A full pass can be a reference where it is the same from call to call, and blind to what follows a token.
+"""
 
 import itertools
 import math
@@ -9,15 +12,35 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from kvbook.diagnosis import execution_paths, feeding, reference_pass
+from kvbook.diagnosis import execution_paths, feeding, probe, verdict
 from kvbook.measuring.in_fp64 import widened
 
+NOT_REPEATABLE = "gives other logits each time that it is called"
+NOT_CAUSAL = "gives earlier tokens other logits when later tokens follow"
 CACHED, UNCACHED = "the cached pass is wrong", "the uncached pass is wrong"
 UNTOLD = "cannot tell which pass is wrong"
 # A model whose loss is not below this share of a blind guess's knows nothing of the text.
 _KNOWS = 0.8
 # Nats for each token by which the losses must differ.
 _LOSS = 0.05
+
+
+def reference_fault(model: PreTrainedModel, ids: torch.Tensor, every_length: bool = True) -> str | None:
+    """Say what is wrong with the full pass of a text of shape (1, seq_len); None where a cache could agree with it.
+
+    A class that keeps the keys of the highest scores chooses among equal ones by the length of the row, so that only
+    some lengths show it: every one is tried, or, where each pass reads all weights from a disk, half of the text alone.
+    """
+    limit = verdict.LIMIT * torch.finfo(model.dtype).eps / 2
+    with torch.inference_mode(), widened(model.dtype):
+        whole = model(ids, use_cache=False).logits[0]
+        # The whole text once more, and then its beginnings.
+        shorter = range(2, ids.shape[1]) if every_length else (max(2, ids.shape[1] // 2),)
+        for length in (ids.shape[1], *shorter):
+            first = model(ids[:, :length], use_cache=False).logits[0]
+            if (probe.relative(whole[:length], first, centred=True) > limit).any():
+                return NOT_REPEATABLE if length == ids.shape[1] else NOT_CAUSAL
+    return None
 
 
 def find(model: PreTrainedModel, texts: Sequence[torch.Tensor]) -> tuple[str, list[str]]:
@@ -28,7 +51,7 @@ def find(model: PreTrainedModel, texts: Sequence[torch.Tensor]) -> tuple[str, li
         if fed.name is None:
             return UNTOLD, ["no cache is returned"]
         evidence += _by_agreement(fed, texts[0])
-        if reference_pass.fault(model, texts[0]) == reference_pass.NOT_CAUSAL:
+        if reference_fault(model, texts[0]) == NOT_CAUSAL:
             evidence.append((UNCACHED, "in the uncached pass a later token moves an earlier logit"))
         evidence += _by_loss(fed, texts)
     sides = {side for side, _ in evidence}
