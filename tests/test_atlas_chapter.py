@@ -50,10 +50,10 @@ def number(role, results):
 
 
 def test_made_up_rows_are_counted_by_outcome_and_by_path_and_described_in_words():
-    counted = tables.outcomes(rows.architectures(ROWS)).set_index(["question", "outcome"])["architectures"]
+    counted = tables.outcomes(rows._counted(ROWS)).set_index(["question", "outcome"])["architectures"]
     assert counted[tables.CACHED].to_dict() == {"rounding": 2, "bug": 1, "does not run": 1}
     assert counted[tables.INVARIANT].to_dict() == {"exact": 2, "refused": 1}
-    paths = rows.paths(rows.architectures([*ROWS, made("e", cropped=table.NOT_TRIED)]))
+    paths = rows.paths(rows._counted([*ROWS, made("e", cropped=table.NOT_TRIED)]))
     counted = tables.counted(paths, "path", "outcome").set_index(["path", "outcome"])["architectures"]
     assert counted["chunks"].to_dict() == {"bug": 1, "rounding": 3}
     assert counted["cropped"][table.NOT_TRIED] == 1
@@ -67,7 +67,7 @@ def test_made_up_rows_are_counted_by_outcome_and_by_path_and_described_in_words(
 
 def test_a_run_that_gives_another_verdict_is_said_to_differ():
     own = [made("a", **{"chunks": "bug"}), made("b", **{"chunks": "bug"}), made("new")]
-    found = rows.against(rows.architectures(own), rows.architectures(ROWS))
+    found = rows._against(rows._counted(own), rows._counted(ROWS))
     assert tables.compared(found)["outcome"].tolist() == ["differs", "agrees"]
 
 
@@ -111,9 +111,9 @@ def test_a_path_that_no_row_has_is_left_out_and_reads_not_recorded_beside_a_proc
     old = made("a", **{"beam reordering": table.NOT_RECORDED})
     del old["cropped"]
     lacks = ["beam reordering", "cropped"]
-    paths = {"old": rows.paths(rows.architectures([old]))}
+    paths = {"old": rows.paths(rows._counted([old]))}
     assert not {*paths["old"]["path"], *tables.by_processor(paths)["path"]} & set(lacks)
-    paths["new"] = rows.paths(rows.architectures(ROWS))
+    paths["new"] = rows.paths(rows._counted(ROWS))
     found = tables.by_processor(paths).set_index("path")
     assert (found.loc[lacks, "old"] == table.NOT_RECORDED).all()
     assert found.loc["chunks", "new"] == "2 exact or rounding, 1 bug"

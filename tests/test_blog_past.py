@@ -140,7 +140,7 @@ def test_a_verdict_turns_when_its_rows_do(results, claim, change, verdict):
 def test_the_two_relative_differences_are_compared_where_the_page_shows_both(results):
     cells = [("GPT-2", "max", 1.0, 4.0), ("MPT", "std", 1.0, 2340.0), ("Falcon", "min", 0.0, 5.0)]
     shown = pd.DataFrame(cells, columns=["case", "statistic", "here relative", "here by element"])
-    assert rows_of.relative_apart(shown)["apart"].tolist() == [4.0, 2340.0]
+    assert rows_of.apart(shown)["apart"].tolist() == [4.0, 2340.0]
     # Control: what the page does not show, however far apart.
     assert results_of(results["past_tables"].assign(**{"element max": 1e9, "family": "llama"}))["apart"].empty
 

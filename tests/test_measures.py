@@ -9,7 +9,7 @@ from refusing import refusal
 
 from kvreport.publishing import estimators, measures
 from kvreport.publishing.estimators import mean, median, part, share, total
-from kvreport.publishing.found import Found, Frame
+from kvreport.publishing.found import Found
 from kvreport.publishing.judging import UNFITTED
 from kvreport.publishing.measures import Measure, joined, noted, worded
 
@@ -26,10 +26,10 @@ def found() -> Found:
         equal=fine | (rows["sample"] < 3),
     )
     frames = {
-        "bf16": Frame(lambda run: run.rows[run.rows["dtype"] == "bfloat16"], ("drift",)),
-        "of the frame": Frame(lambda rows: rows.assign(twice=2 * rows["drift"]), ("bf16",)),
-        "gone": Frame(lambda run: run.rows, ("not there",)),
-        "with or without": Frame(lambda run, other: run.rows.assign(other=bool(other)), ("drift",), ("not there",)),
+        "in bf16": lambda drift: drift[drift["dtype"] == "bfloat16"],
+        "of the frame": lambda in_bf16: in_bf16.assign(twice=2 * in_bf16["drift"]),
+        "gone": lambda not_there: not_there,
+        "with or without": lambda drift, not_there=None: drift.assign(other=bool(not_there)),
     }
     return Found(frames, {"drift": run_of(rows, settings={"n": 3}), "not there": None})
 
@@ -43,7 +43,7 @@ DRIFTED = Measure("drift in bf16", rows="of the frame", estimate=part("drift", "
 SUM = Measure("sum", rows="of the frame", estimate=total("twice"), form="{:,.0f}")
 SETTING = noted("drift", "settings", "n")
 GONE = Measure("gone", rows="gone", estimate=total("drift"))
-WORDS, NO_WORDS = (worded(name, lambda rows: f"{len(rows)} rows") for name in ("bf16", "gone"))
+WORDS, NO_WORDS = (worded(name, lambda rows: f"{len(rows)} rows") for name in ("in bf16", "gone"))
 KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTING": SETTING, "WORDS": WORDS}
 
 
@@ -117,8 +117,7 @@ def test_rows_know_the_runs_that_they_are_made_of(found):
 
 def test_a_frame_and_an_estimate_are_made_once():
     made = []
-    frame = Frame(lambda run: made.append("frame") or run.rows, ("drift",))
-    once = Found({"x": frame}, {"drift": run_of(pd.DataFrame({"drift": [1.0]}))})
+    once = Found({"x": lambda drift: made.append("frame") or drift}, {"drift": run_of(pd.DataFrame({"drift": [1.0]}))})
     measure = Measure("x", rows="x", estimate=lambda rows: made.append("estimate") or total("drift")(rows))
     assert [measure(once)[0].estimate.value for _ in range(2)] == [1.0, 1.0]
     assert made == ["frame", "estimate"]

@@ -10,7 +10,7 @@ from kvbook.models import listing, loading, packages, registry, sources
 from kvreport.chapters.models import greedy_samples, measures, shapes, tables
 from kvreport.chapters.models.settings import ModelsSettings
 from kvreport.publishing import found
-from kvreport.publishing.found import Found, Frame
+from kvreport.publishing.found import Found
 from kvreport.publishing.statements import check
 
 
@@ -101,7 +101,7 @@ def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
 def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the_page():
     scores = shapes.stand_ins()
     for bits, outcome in ((scores["model"], "holds"), (9.0, "fails")):
-        planted = Found({"stand-ins": Frame(lambda bits=bits: scores.assign(model=bits))}, {})
+        planted = Found({"stand ins": lambda bits=bits: scores.assign(model=bits)}, {})
         assert check(measures.STATEMENTS["stand-ins-have-learnt"], planted).outcome == outcome
 
 

@@ -308,13 +308,13 @@ def test_partings_name_the_first_other_token_and_its_margin():
         about | {"cache": cache, "step": step, "text": f" {token}", "token": token, "margin": margins[step]}
         for cache, ids in tokens.items() for step, token in enumerate(ids)
     )
-    table = chapter_rows.partings(run_of(rows)).set_index(["against", "cache"])
+    table = chapter_rows.partings(rows).set_index(["against", "cache"])
     assert np.isnan(table.loc[("none", "dynamic"), "step"])
     assert table.loc[("none", "static"), ["step", "margin"]].tolist() == [1, 0.01]
     assert table["tied"].tolist() == [None, False, False]
     # A tie on the other side counts as well.
     tied = rows.assign(margin=rows["margin"].where((rows["cache"] != "static") | (rows["step"] != 1), 0.0))
-    assert chapter_rows.partings(run_of(tied))["tied"].tolist() == [None, True, True]
+    assert chapter_rows.partings(tied)["tied"].tolist() == [None, True, True]
 
 
 def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample():

@@ -26,7 +26,7 @@ from kvreport.chapters.where_drift_begins import (
     tables,
 )
 from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
-from kvreport.publishing.found import Found
+from kvreport.publishing.found import of_runs
 from kvreport.publishing.statements import check
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -314,7 +314,8 @@ def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():
     replay = replayed((LAST, 0, "q_proj"), texts=[0, 1, 2, 3]).assign(dtype="bfloat16")
     about = {"machine": {"processor": "Maker One", "cpu": {"instructions": []}}, "settings": {"n_tokens": "33-190"}}
     whole = {"operation_replay": run_of(replay, **about), "kernels": run_of(ran, **about)}
-    everywhere = {"one": Found(rows.ROWS, whole), "no kernels": Found(rows.ROWS, whole | {"kernels": None})}
+    everywhere = {"one": whole, "no kernels": whole | {"kernels": None}}
+    everywhere = {name: of_runs("where_drift_begins", runs) for name, runs in everywhere.items()}
     (line,) = tables.by_kernel(tables.replayed(everywhere)).to_dict("records")
     assert (line["processor"], line["kernel of linear layers"], line["in"]) == ("Maker One", "a", "q_proj")
     # All layers of one kernel share a line; what was held back has none.
@@ -325,7 +326,7 @@ def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():
     # Where the order was taken apart, a function and an order for each number of rows, but not what was not caught.
     apart = pd.DataFrame({"operations": "q_proj, o_proj", "rows": [1, 2, 4], "in_a_row": [9, 9, 4], "sums": [4, 4, 1]})
     apart = apart.assign(dtype="bfloat16", threads=1, inner_size=36, kernel="a", function=["mkl_f", "mkl_f", "c10::g"])
-    everywhere["one"] = Found(rows.ROWS, whole | {"summation": run_of(apart, **about)})
+    everywhere["one"] = of_runs("where_drift_begins", whole | {"summation": run_of(apart, **about)})
     assert tables.kernels(tables.free(everywhere)).iloc[:, 2:].to_numpy().tolist() == [
         ["all linear layers", "36", "1 to 2", "mkl_f", "4 sums in turn"],
         ["all linear layers", "36", "4", "a", "pieces of 4"],

@@ -3,13 +3,14 @@
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -23,23 +24,16 @@ from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE
 if TYPE_CHECKING:
     from kvbook.runs import Experiment
 
+# Makes rows of what its parameters name: other rows, or an experiment's; of one that is annotated so, the run itself.
+# Where something is not there, there are no rows either, unless the parameter has a default.
+Frame = Callable[..., pd.DataFrame | None]
 
-class Frame(NamedTuple):
-    """Rows that a function makes of runs and of other frames.
 
-    Attributes
-    ----------
-    make : callable
-        Takes a `Run` for each experiment in `of` and a table for each frame.
-    of : tuple of str
-        Names of experiments and frames.
-    maybe : tuple of str
-        Further ones, for which it takes None where they are not there.
-    """
-
-    make: Callable[..., pd.DataFrame]
-    of: tuple[str, ...] = ()
-    maybe: tuple[str, ...] = ()
+def frames_of(module: ModuleType) -> dict[str, Frame]:
+    """List what a chapter's ``rows.py`` makes: its public functions that give a table, each by its name in words."""
+    made = [one for one in vars(module).values() if inspect.isfunction(one) and one.__module__ == module.__name__]
+    tables = (one for one in made if "DataFrame" in str(inspect.signature(one).return_annotation))
+    return {one.__name__.replace("_", " "): one for one in tables if not one.__name__.startswith("_")}
 
 
 class Found:
@@ -47,8 +41,8 @@ class Found:
 
     Parameters
     ----------
-    frames : mapping of str to Frame
-        The chapter's ``ROWS``.
+    frames : mapping of str to callable
+        What the chapter makes of them, as `frames_of` lists it.
     runs : mapping of str to Run or None
         By experiment; None for one that was not run.
     """
@@ -68,11 +62,17 @@ class Found:
         return self._made[key]
 
     def _make(self, name: str) -> pd.DataFrame | None:
-        if (frame := self.frames.get(name)) is None:
+        if (make := self.frames.get(name)) is None:
             run = self.runs.get(name)
             return None if run is None else run.rows
-        parts = [self[of] if of in self.frames else self.runs.get(of) for of in (*frame.of, *frame.maybe)]
-        return None if any(part is None for part in parts[: len(frame.of)]) else frame.make(*parts)
+        given = {}
+        for name, one in inspect.signature(make).parameters.items():
+            found = self.runs.get(name) if one.annotation is Run else self[self._known_as(name)]
+            if found is not None:
+                given[name] = found
+            elif one.default is one.empty:
+                return None
+        return make(**given)
 
     def behind(self, *names: str) -> list[Run]:
         """List the runs that rows are made of."""
@@ -86,8 +86,15 @@ class Found:
         return functools.reduce(operator.getitem, path, run.about)
 
     def _experiments(self, name: str) -> list[str]:
-        frame = self.frames.get(name)
-        return [name] if frame is None else [one for of in (*frame.of, *frame.maybe) for one in self._experiments(of)]
+        if (make := self.frames.get(name)) is None:
+            return [name]
+        of = map(self._known_as, inspect.signature(make).parameters)
+        return [experiment for name in of for experiment in self._experiments(name)]
+
+    def _known_as(self, parameter: str) -> str:
+        """Find the rows that a parameter names, or the experiment."""
+        words = parameter.replace("_", " ")
+        return words if words in self.frames else parameter
 
 
 def measuring(chapter: str) -> list[str]:
@@ -115,7 +122,7 @@ def experiments(chapter: str) -> "list[Experiment]":
 
 def of_runs(chapter: str, runs: Mapping[str, Run | None]) -> Found:
     """Name the rows that a chapter makes of runs."""
-    return Found(_rows(chapter).ROWS, runs)
+    return Found(frames_of(_rows(chapter)), runs)
 
 
 def measured(chapter: str, settings: Settings) -> Found:

@@ -9,7 +9,6 @@ from kvbook.atlas import CROPPED, PADDED, PATHS, STATIC, SWITCHED, table
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.runs.records import Run
 from kvreport.publishing import found
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"atlas": 1}
@@ -63,8 +62,12 @@ def invariant(row: dict[str, Any]) -> str | None:
     return row["row_invariant"].split(":")[0] if "row_invariant" in row else None
 
 
-def architectures(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def architectures(atlas: Run) -> pd.DataFrame:
     """Return a line for each architecture: its row, as the atlas makes it, and what is counted of it."""
+    return _counted(judged(atlas))
+
+
+def _counted(rows: list[dict[str, Any]]) -> pd.DataFrame:
     verdict = pd.Series([table.verdict(row) for row in rows], dtype=object)
     switched = pd.Series([invariant(row) for row in rows], dtype=object)
     return pd.DataFrame({
@@ -90,7 +93,7 @@ def paths(architectures: pd.DataFrame) -> pd.DataFrame:
     return every.assign(**{name: every["outcome"] == outcome for name, outcome in outcomes.items()})
 
 
-def _first_operations(architectures: pd.DataFrame) -> pd.DataFrame:
+def first_operations(architectures: pd.DataFrame) -> pd.DataFrame:
     """Return the kind of the first operation whose result for a token depends on how many come with it, by dtype."""
     parts = [
         architectures.assign(
@@ -102,7 +105,7 @@ def _first_operations(architectures: pd.DataFrame) -> pd.DataFrame:
     return found.assign(linear=found["kind"] == "linear", attention=found["kind"] == "attention")
 
 
-def against(architectures: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
+def _against(architectures: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
     """Set a run's verdicts beside the published ones of the same architectures."""
     said = ["architecture", "verdict", "invariant"]
     both = architectures[[*said, "enough"]].merge(book[said], on="architecture", suffixes=("", ", published"))
@@ -111,11 +114,6 @@ def against(architectures: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
     return both.assign(differs=~(agree[0] & agree[1]))
 
 
-ROWS = {
-    "architectures": Frame(lambda run: architectures(judged(run)), ("atlas",)),
-    "paths": Frame(paths, ("architectures",)),
-    "first operations": Frame(_first_operations, ("architectures",)),
-    "against the book": Frame(
-        lambda architectures: against(architectures, found.printed("atlas")["architectures"]), ("architectures",)
-    ),
-}
+def against_the_book(architectures: pd.DataFrame) -> pd.DataFrame:
+    """Set a run's verdicts beside the book's."""
+    return _against(architectures, found.printed("atlas")["architectures"])

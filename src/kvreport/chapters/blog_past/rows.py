@@ -3,9 +3,7 @@
 import pandas as pd
 
 from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.runs.records import Run
 from kvreport.publishing import documents
-from kvreport.publishing.found import Frame
 
 # The chapter's experiment and the revision of its rows.
 EXPERIMENTS = {"past_tables": 1}
@@ -34,15 +32,15 @@ def roundoffs(rows: pd.DataFrame) -> pd.Series:
     return rows["relative_rms"] / unit
 
 
-def _texts(run: Run) -> pd.DataFrame:
-    rows = run.rows
-    return rows.assign(
-        roundoffs=roundoffs(rows), precision=rows["quantization"].map(BITS),
-        depth=[f"{layers} layer{'s' * (layers != 1)}" for layers in rows["layers"]],
+def texts(past_tables: pd.DataFrame) -> pd.DataFrame:
+    """Add to each text's differences what they are counted in, and what tells one text from another."""
+    return past_tables.assign(
+        roundoffs=roundoffs(past_tables), precision=past_tables["quantization"].map(BITS),
+        depth=[f"{layers} layer{'s' * (layers != 1)}" for layers in past_tables["layers"]],
         # In one layer nothing lies above the keys that a later token would have changed.
-        deep=rows["layers"] > 1, trained=~rows["weights"].isin(["stand-in", "untrained"]),
-        held_share=rows["held"] / (rows["n_tokens"] - 1), alone=rows["alone_max_abs"] == 0,
-        not_alone=rows["alone_max_abs"] > 0,
+        deep=past_tables["layers"] > 1, trained=~past_tables["weights"].isin(["stand-in", "untrained"]),
+        held_share=past_tables["held"] / (past_tables["n_tokens"] - 1), alone=past_tables["alone_max_abs"] == 0,
+        not_alone=past_tables["alone_max_abs"] > 0,
     )
 
 
@@ -60,7 +58,7 @@ def published_tables() -> pd.DataFrame:
     )
 
 
-def _own_tables(texts: pd.DataFrame) -> pd.DataFrame:
+def own(texts: pd.DataFrame) -> pd.DataFrame:
     """Take the post's statistics of the posted text, each family in the variant in which the post met it."""
     met = texts["family"].map(AS_IN_2023).fillna(NATIVE)
     posted = texts[(texts["variant"] == met) & (texts["sample"] == POSTED)]
@@ -73,9 +71,9 @@ def _own_tables(texts: pd.DataFrame) -> pd.DataFrame:
     return table.assign(relative=table["absolute"] / table["without"].abs())
 
 
-def _beside_published(own: pd.DataFrame) -> pd.DataFrame:
+def beside(own: pd.DataFrame, published_tables: pd.DataFrame) -> pd.DataFrame:
     """Set our differences beside the post's, for each case that it published."""
-    both = published_tables().merge(own.drop_duplicates(_CASE), on=_CASE, how="left", suffixes=("", " here"))
+    both = published_tables.merge(own.drop_duplicates(_CASE), on=_CASE, how="left", suffixes=("", " here"))
     case = both["family"].map(FAMILIES) + both["quantization"].map({"none": "", "8bit": ", 8 bits", "4bit": ", 4 bits"})
     columns = {
         "statistic": "statistic", "published absolute": "absolute", "here absolute": "absolute here",
@@ -84,17 +82,9 @@ def _beside_published(own: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"case": case} | {name: both[column] for name, column in columns.items()})
 
 
-def relative_apart(beside: pd.DataFrame) -> pd.DataFrame:
+def apart(beside: pd.DataFrame) -> pd.DataFrame:
     """Keep what the page shows a relative difference of both kinds of, with the factor ``apart`` between the two."""
     # A difference or a logit of zero has no ratio.
     both = beside[(beside["here relative"] > 0) & (beside["here by element"] > 0)]
     ratio = both["here relative"] / both["here by element"]
     return both.assign(apart=ratio.map(lambda one: max(one, 1 / one)))
-
-
-ROWS = {
-    "texts": Frame(_texts, ("past_tables",)),
-    "own": Frame(_own_tables, ("texts",)),
-    "beside": Frame(_beside_published, ("own",)),
-    "apart": Frame(relative_apart, ("beside",)),
-}

@@ -8,7 +8,6 @@ from kvbook.diagnosis import verdict
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs.records import Run
 from kvreport.chapters.blog_past.rows import BOTH, CACHE_OFF, DECODER, HANDED, NATIVE, NO_PAST
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"bug_or_rounding": 1, "first_bad_layer": 1}
@@ -106,83 +105,85 @@ def named(symptom: str) -> str:
     return _NAMES.get(symptom, symptom)
 
 
-def _drifts(run: Run) -> pd.DataFrame:
-    roundoffs = run.rows["drift"] / run.rows["dtype"].map(UNIT_ROUNDOFF)
-    return run.rows.assign(
-        roundoffs=roundoffs, beyond=roundoffs > verdict.LIMIT, identical=run.rows["drift"] == 0,
-        first=run.rows["model"] == run.about["models"][0]["name"],
+def drifts(bug_or_rounding: Run) -> pd.DataFrame:
+    """Count every drift in unit roundoffs, and tell which are more than rounding can be."""
+    rows = bug_or_rounding.rows
+    roundoffs = rows["drift"] / rows["dtype"].map(UNIT_ROUNDOFF)
+    return rows.assign(
+        roundoffs=roundoffs, beyond=roundoffs > verdict.LIMIT, identical=rows["drift"] == 0,
+        first=rows["model"] == bug_or_rounding.about["models"][0]["name"],
     )
 
 
-def _injected(drifts: pd.DataFrame) -> pd.DataFrame:
+def injected(drifts: pd.DataFrame) -> pd.DataFrame:
     """Keep the injected bugs and the models without any, in both of their kinds."""
     found = drifts[drifts["document"] == PLANTED]
     return found.assign(injected=~found["symptom"].isin([CLEAN, NARROW_INSIDE]))
 
 
-def _documents(drifts: pd.DataFrame) -> pd.DataFrame:
+def documents(drifts: pd.DataFrame) -> pd.DataFrame:
+    """Keep the documents' symptoms, with what is known of each."""
     found = drifts.merge(_KNOWN, on="symptom")
     # The thread's own prompts are no sample.
     return found.assign(sampled=~found["symptom"].isin([ANEW, CUT]), symptom=found["symptom"].map(named))
 
 
-def _verdicts(run: Run) -> pd.DataFrame:
+def verdicts(bug_or_rounding: pd.DataFrame) -> pd.DataFrame:
     """Judge every symptom and every injected bug."""
     table = []
-    for key, part in run.rows.groupby(_KEYS, sort=False):
+    for key, part in bug_or_rounding.groupby(_KEYS, sort=False):
         of = verdict.judge(part)
         finest = next(iter(of.drift), None)
         table.append((*key, of.kind, of.why, of.slope, finest, of.drift.get(finest), part["source"].nunique()))
     return pd.DataFrame(table, columns=[*_KEYS, "kind", "why", "slope", "finest", "drift", "files"])
 
 
-def _lines(run: Run) -> pd.DataFrame:
+def lines(bug_or_rounding: pd.DataFrame) -> pd.DataFrame:
     """Average drift over texts: the points of the log-log figures."""
-    means = run.rows.groupby([*_KEYS, "dtype"], sort=False)["drift"].mean().reset_index()
+    means = bug_or_rounding.groupby([*_KEYS, "dtype"], sort=False)["drift"].mean().reset_index()
     return means.assign(roundoff=means["dtype"].map(UNIT_ROUNDOFF)).sort_values([*_KEYS, "roundoff"])
 
 
-def _with_fp32_widened(table: pd.DataFrame) -> pd.DataFrame:
+def lines_of_injected(lines: pd.DataFrame) -> pd.DataFrame:
     """Keep the injected bugs and the clean models."""
-    return table[(table["document"] == PLANTED) & (table["symptom"] != NARROW_INSIDE)]
+    return lines[(lines["document"] == PLANTED) & (lines["symptom"] != NARROW_INSIDE)]
+
+
+def symptoms(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Keep the verdicts on the documents' symptoms, in the order of the figure."""
+    return _of_documents(verdicts)
+
+
+def lines_of_symptoms(lines: pd.DataFrame) -> pd.DataFrame:
+    """Keep the points of the documents' symptoms, in the order of the figure."""
+    return _of_documents(lines)
 
 
 def _of_documents(table: pd.DataFrame) -> pd.DataFrame:
-    """Keep the documents' symptoms, in the order of the figure."""
     return _KNOWN[["symptom", "whose"]].merge(table, on="symptom")[[*table, "whose"]]
 
 
-def _counted(symptoms: pd.DataFrame) -> pd.DataFrame:
+def counted(symptoms: pd.DataFrame) -> pd.DataFrame:
+    """Add to the documents' symptoms what is known of them, and whether they are bugs."""
     found = symptoms.merge(_KNOWN.drop(columns="whose"), on="symptom")
     bug = found["kind"] == "bug"
     return found.assign(bug=bug, inferred=bug & found["inferred"], sound=found["kind"].isin(["rounding", "exact"]))
 
 
-def _layers(run: Run) -> pd.DataFrame:
+def layers(first_bad_layer: pd.DataFrame) -> pd.DataFrame:
     """Average the drift after every layer over texts."""
-    return run.rows.groupby(["dtype", "bug", "layer"], sort=False)["drift"].mean().reset_index()
+    return first_bad_layer.groupby(["dtype", "bug", "layer"], sort=False)["drift"].mean().reset_index()
 
 
-def _first_layers(run: Run) -> pd.DataFrame:
+def first_layers(first_bad_layer: pd.DataFrame) -> pd.DataFrame:
     """Find for every text the first layer whose drift is more than rounding can be; NaN where there is none."""
-    beyond = run.rows["drift"] > verdict.LIMIT * run.rows["dtype"].map(UNIT_ROUNDOFF)
-    rows = run.rows.assign(layer=run.rows["layer"].where(beyond))
+    beyond = first_bad_layer["drift"] > verdict.LIMIT * first_bad_layer["dtype"].map(UNIT_ROUNDOFF)
+    rows = first_bad_layer.assign(layer=first_bad_layer["layer"].where(beyond))
     keys = ["dtype", "bug", "planted_in", "source", "sample"]
     first = rows.groupby(keys, sort=False, dropna=False)["layer"].min().reset_index()
     return first.assign(right=first["layer"] == first["planted_in"], accused=first["layer"].notna())
 
 
-ROWS = {
-    "drifts": Frame(_drifts, ("bug_or_rounding",)),
-    "injected": Frame(_injected, ("drifts",)),
-    "documents": Frame(_documents, ("drifts",)),
-    "verdicts": Frame(_verdicts, ("bug_or_rounding",)),
-    "symptoms": Frame(_of_documents, ("verdicts",)),
-    "counted": Frame(_counted, ("symptoms",)),
-    "lines": Frame(_lines, ("bug_or_rounding",)),
-    "lines of injected": Frame(_with_fp32_widened, ("lines",)),
-    "lines of symptoms": Frame(_of_documents, ("lines",)),
-    "layers": Frame(_layers, ("first_bad_layer",)),
-    "first layers": Frame(_first_layers, ("first_bad_layer",)),
-    "last layer": Frame(lambda run: run.rows[run.rows["layer"] == run.rows["layer"].max()], ("first_bad_layer",)),
-}
+def last_layer(first_bad_layer: pd.DataFrame) -> pd.DataFrame:
+    """Keep the drift after the last layer."""
+    return first_bad_layer[first_bad_layer["layer"] == first_bad_layer["layer"].max()]

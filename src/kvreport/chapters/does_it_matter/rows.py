@@ -12,7 +12,6 @@ from kvbook.measuring import estimates
 from kvbook.runs.records import Run
 from kvbook.scores.measures import NARROW, outside
 from kvbook.settings import read_yaml
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
@@ -162,16 +161,16 @@ FORGETTING = {OLDEST_DROPPED: slice(0, 0), FIRST_KEPT: slice(0, 4), NEXT_KEPT: s
 _BINS_A_DECADE = 4
 
 
-def elsewhere() -> pd.DataFrame:
+def published() -> pd.DataFrame:
     """Read what others published, from the smallest divergence on: ``data/elsewhere.yaml``."""
     read = read_yaml(paths.DATA / "elsewhere.yaml")
     entries = [{"whose": whose, **entry} for whose, entries in read.items() for entry in entries]
     return pd.DataFrame(entries).sort_values("mean_kl_nats")
 
 
-def _changes(run: Run) -> pd.DataFrame:
+def changes(teacher_forced: pd.DataFrame) -> pd.DataFrame:
     """Add the change in the true token's probability, and what stays the same."""
-    rows = run.rows
+    rows = teacher_forced
     # exp(nll + x) would lose what is small; the product keeps it.
     delta_p = np.exp(-rows["nll"]) * np.expm1(rows["dlogp"])
     return rows.assign(
@@ -181,15 +180,36 @@ def _changes(run: Run) -> pd.DataFrame:
     )
 
 
-def _in_few_bits(run: Run) -> pd.DataFrame:
-    rows = run.rows
+def rounding(changes: pd.DataFrame) -> pd.DataFrame:
+    """Keep the changes that do nothing but round otherwise."""
+    return changes[changes["way"].isin(ROUNDING)]
+
+
+def flips_by_rounding(rounding: pd.DataFrame) -> pd.DataFrame:
+    """Keep the tokens whose top-1 token such a change flips."""
+    return rounding[rounding["flip"] > 0]
+
+
+def quantized(quantized_caches: pd.DataFrame) -> pd.DataFrame:
+    """Add what stays the same on caches of few bits."""
+    rows = quantized_caches
     # One scale for all that a layer holds is a thousandth of a bit to a number.
     return rows.assign(
         bits=rows["bits"].round(2), same_top=1 - rows["flip"], outside=outside(rows["dlogp"], NARROW)
     )
 
 
-def _margins(rounding: pd.DataFrame) -> pd.DataFrame:
+def on_all_backends(quantized: pd.DataFrame) -> pd.DataFrame:
+    """Keep all or nothing: what is said of both backends is not to be judged where a package is missing."""
+    return quantized if {*OF_BACKENDS} <= {*quantized["way"]} else quantized[:0]
+
+
+def in_five_bits(quantized: pd.DataFrame) -> pd.DataFrame:
+    """Keep what takes five bits in bf16, and the plain cache fed in pieces."""
+    return quantized[(quantized["dtype"] == "bfloat16") & ((quantized["bits"] == 5) | (quantized["way"] == CHUNKS))]
+
+
+def margins(rounding: pd.DataFrame) -> pd.DataFrame:
     """Count flips by the margin in ulps."""
     table = []
     for dtype, part in rounding.groupby("dtype", sort=False):
@@ -220,9 +240,9 @@ def overtaken(margins: np.ndarray, losses: pd.Series) -> float:
     return float(np.where(margins > 0, (at_least + more) / 2, more).mean())
 
 
-def _texts(run: Run) -> pd.DataFrame:
+def texts(first_divergence: Run) -> pd.DataFrame:
     """List every text that was held against the baseline's, and whether it diverged before it ended."""
-    rows, n_tokens = run.rows, run.about["settings"]["n_tokens"]
+    rows, n_tokens = first_divergence.rows, first_divergence.about["settings"]["n_tokens"]
     texts = pd.concat([rows[rows["way"] != BASELINE], _between_dtypes(rows)], ignore_index=True)
     # A quarter of the tokens is the prompt.
     texts = texts.assign(prompt=texts["sample"], written=n_tokens - n_tokens // 4)
@@ -242,20 +262,20 @@ def _between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "parted"])
 
 
-def _divergences(run: Run) -> pd.DataFrame:
+def divergences(first_divergence: pd.DataFrame) -> pd.DataFrame:
     """List greedy texts that diverged: ``tied`` where both candidates have equal logits on either side."""
-    diverged = run.rows[(run.rows["choice"] == GREEDY) & (run.rows["parted"] == 1)]
+    diverged = first_divergence[(first_divergence["choice"] == GREEDY) & (first_divergence["parted"] == 1)]
     return diverged.assign(tied=(diverged[["tied", "tied_baseline"]] == 1).any(axis=1), prompt=diverged["sample"])
 
 
-def _one_change(run: Run) -> pd.DataFrame:
+def one_change(usage_factorial: pd.DataFrame) -> pd.DataFrame:
     """Hold every two cells that one change tells apart against each other, text by text.
 
     ``beside``: what both of them have changed as well, or nothing.
     """
     found = []
     keys = ["dtype", "choice", "batch", "padding", "cache"]
-    written = {key: rows.set_index("sample") for key, rows in run.rows.groupby(keys, sort=False)}
+    written = {key: rows.set_index("sample") for key, rows in usage_factorial.groupby(keys, sort=False)}
     for (dtype, *rest), texts in written.items():
         cell = Cell(*rest)
         usual = zip(Cell._fields[1:], (SINGLE, UNPADDED, DYNAMIC), strict=True)
@@ -269,6 +289,12 @@ def _one_change(run: Run) -> pd.DataFrame:
                 about = {"dtype": dtype, "choice": cell.choice, "change": change, "beside": beside}
                 found += [about | row for row in _differences(written[other], texts)]
     return pd.DataFrame(found).sort_values("change", key=lambda of: of.map(CHANGES.index), kind="stable")
+
+
+def texts_that_a_change_moves(one_change: pd.DataFrame) -> pd.DataFrame:
+    """Keep the greedy texts that differ in one dtype."""
+    greedy = one_change[(one_change["choice"] == GREEDY) & (one_change["change"] != IN_FP32)]
+    return greedy[greedy["differs"] == 1]
 
 
 def _differences(usual: pd.DataFrame, other: pd.DataFrame) -> Iterator[dict]:
@@ -285,52 +311,35 @@ def _differences(usual: pd.DataFrame, other: pd.DataFrame) -> Iterator[dict]:
         }
 
 
-def _long_ways(run: Run) -> pd.DataFrame:
-    rows = run.rows
+def after(after_divergence: pd.DataFrame) -> pd.DataFrame:
+    """Keep the tokens after a divergence."""
+    return after_divergence[after_divergence["offset"] > 0]
+
+
+def long_ways(long_contexts: pd.DataFrame) -> pd.DataFrame:
+    """Compare the errors of both passes along long texts, by the way in which the cached one was fed."""
+    rows = long_contexts
     # Runs of before the static cache name no way.
     ways = rows["way"].fillna(DYNAMIC) if "way" in rows else DYNAMIC
     return rows.assign(way=ways, ratio=rows["error"] / rows["error_full"])
 
 
-def _windows(run: Run) -> pd.DataFrame:
+def by_position(long_ways: pd.DataFrame) -> pd.DataFrame:
+    """Keep the dynamic cache."""
+    return long_ways[long_ways["way"] == DYNAMIC]
+
+
+def windows(sliding_windows: pd.DataFrame) -> pd.DataFrame:
     """Add to each loss what it is above that of the window read anew."""
     unit = ["dtype", "sample", "bin"]
-    anew = run.rows[run.rows["way"] == ANEW].set_index(unit)["nll"].rename("nll_anew")
-    rows = run.rows.join(anew, on=unit)
+    anew = sliding_windows[sliding_windows["way"] == ANEW].set_index(unit)["nll"].rename("nll_anew")
+    rows = sliding_windows.join(anew, on=unit)
     return rows.assign(excess=rows["nll"] - rows["nll_anew"])
 
 
-def _places(run: Run) -> pd.DataFrame:
+def places(drift_by_position: pd.DataFrame) -> pd.DataFrame:
     """Return each bin of positions, and the first and the last quarter of them once more as a whole."""
-    rows = run.rows
+    rows = drift_by_position
     last = rows.groupby(["dtype", "way"])["bin"].transform("max")
     first, end = rows[rows["bin"] <= last / 4], rows[rows["bin"] > 3 * last / 4]
     return pd.concat([rows.assign(place=rows["bin"]), first.assign(place=FIRST), end.assign(place=LAST)])
-
-
-ROWS = {
-    "published": Frame(elsewhere),
-    "changes": Frame(_changes, ("teacher_forced",)),
-    "quantized": Frame(_in_few_bits, ("quantized_caches",)),
-    # What is said of both backends is not to be judged where a package is missing.
-    "on all backends": Frame(lambda rows: rows if {*OF_BACKENDS} <= {*rows["way"]} else rows[:0], ("quantized",)),
-    "in five bits": Frame(
-        lambda rows: rows[(rows["dtype"] == "bfloat16") & ((rows["bits"] == 5) | (rows["way"] == CHUNKS))],
-        ("quantized",),
-    ),
-    "rounding": Frame(lambda rows: rows[rows["way"].isin(ROUNDING)], ("changes",)),
-    "flips by rounding": Frame(lambda rows: rows[rows["flip"] > 0], ("rounding",)),
-    "margins": Frame(_margins, ("rounding",)),
-    "texts": Frame(_texts, ("first_divergence",)),
-    "divergences": Frame(_divergences, ("first_divergence",)),
-    "one change": Frame(_one_change, ("usage_factorial",)),
-    "texts that a change moves": Frame(
-        lambda rows: rows[(rows["differs"] == 1) & (rows["choice"] == GREEDY) & (rows["change"] != IN_FP32)],
-        ("one change",),
-    ),
-    "places": Frame(_places, ("drift_by_position",)),
-    "long ways": Frame(_long_ways, ("long_contexts",)),
-    "by position": Frame(lambda rows: rows[rows["way"] == DYNAMIC], ("long ways",)),
-    "windows": Frame(_windows, ("sliding_windows",)),
-    "after": Frame(lambda run: run.rows[run.rows["offset"] > 0], ("after_divergence",)),
-}

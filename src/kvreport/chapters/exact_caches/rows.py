@@ -2,9 +2,6 @@
 
 import pandas as pd
 
-from kvbook.runs.records import Run
-from kvreport.publishing.found import Frame
-
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"exact_ways": 1, "exact_ladder": 1, "exact_cost": 1, "exact_lengths": 1}
 
@@ -17,17 +14,27 @@ RUNGS = STOCK, EAGER, ATTENTION, PRODUCTS, BOTH, ALL = (
 )
 
 
-def _compared(run: Run) -> pd.DataFrame:
-    differing = run.rows["rows"] - run.rows["equal_rows"]
-    return run.rows.assign(differing=differing, identical=differing == 0)
+def _compared(rows: pd.DataFrame) -> pd.DataFrame:
+    differing = rows["rows"] - rows["equal_rows"]
+    return rows.assign(differing=differing, identical=differing == 0)
 
 
-def _ways(run: Run) -> pd.DataFrame:
+def ways(exact_ways: pd.DataFrame) -> pd.DataFrame:
     """Tell the first model's rows from those of its company of other families."""
-    return _compared(run).assign(own=run.rows["model"] == run.rows["model"].iloc[0])
+    return _compared(exact_ways).assign(own=exact_ways["model"] == exact_ways["model"].iloc[0])
 
 
-def _by_text(lengths: pd.DataFrame) -> pd.DataFrame:
+def lengths(exact_lengths: pd.DataFrame) -> pd.DataFrame:
+    """Count the rows that differ in texts of many lengths."""
+    return _compared(exact_lengths)
+
+
+def ladder(exact_ladder: pd.DataFrame) -> pd.DataFrame:
+    """Count the rows that differ on every rung."""
+    return _compared(exact_ladder)
+
+
+def long_texts(lengths: pd.DataFrame) -> pd.DataFrame:
     """Add up over the ways to feed a text."""
     return lengths.groupby(["dtype", "arithmetic", "sample", "source"], sort=False)["differing"].sum().reset_index()
 
@@ -41,24 +48,19 @@ def _added(rows: pd.DataFrame, *keys: str, **more: tuple[str, str]) -> pd.DataFr
     return table.assign(share=table["equal_rows"] / table["rows"])
 
 
-def _rungs(rows: pd.DataFrame) -> pd.DataFrame:
+def shares(ways: pd.DataFrame) -> pd.DataFrame:
+    """Share of rows that are bitwise identical, by model, dtype, arithmetic and way."""
+    return _added(ways, "model", "dtype", "arithmetic", "way").reset_index()
+
+
+def rungs(ladder: pd.DataFrame) -> pd.DataFrame:
     """Summarise every rung; its error is that of both passes."""
-    both = rows[["error_rms", "step_error_rms"]].pow(2).mean(axis=1).pow(0.5)
-    table = _added(rows.assign(error=both / rows["reference_rms"]), "dtype", "rung", error=("error", "mean"))
-    return table.loc[[(dtype, rung) for dtype in dict.fromkeys(rows["dtype"]) for rung in RUNGS]].reset_index()
+    both = ladder[["error_rms", "step_error_rms"]].pow(2).mean(axis=1).pow(0.5)
+    table = _added(ladder.assign(error=both / ladder["reference_rms"]), "dtype", "rung", error=("error", "mean"))
+    return table.loc[[(dtype, rung) for dtype in dict.fromkeys(ladder["dtype"]) for rung in RUNGS]].reset_index()
 
 
-def _times(run: Run) -> pd.DataFrame:
-    times = run.rows.melt(["repeat", "source", "sample", "arithmetic"], ["prefill_s", "decode_s"], "phase", "seconds")
+def times(exact_cost: pd.DataFrame) -> pd.DataFrame:
+    """List the times of both phases, one under the other."""
+    times = exact_cost.melt(["repeat", "source", "sample", "arithmetic"], ["prefill_s", "decode_s"], "phase", "seconds")
     return times.assign(phase=times["phase"].str.removesuffix("_s"))
-
-
-ROWS = {
-    "ways": Frame(_ways, ("exact_ways",)),
-    "shares": Frame(lambda ways: _added(ways, "model", "dtype", "arithmetic", "way").reset_index(), ("ways",)),
-    "lengths": Frame(_compared, ("exact_lengths",)),
-    "long texts": Frame(_by_text, ("lengths",)),
-    "ladder": Frame(_compared, ("exact_ladder",)),
-    "rungs": Frame(_rungs, ("ladder",)),
-    "times": Frame(_times, ("exact_cost",)),
-}

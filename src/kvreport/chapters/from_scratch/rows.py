@@ -6,8 +6,6 @@ import pandas as pd
 
 from kvbook import paths
 from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.runs.records import Run
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"scratch_logits": 1, "scratch_loss": 1, "scratch_held": 1, "scratch_texts": 1, "scratch_speed": 1}
@@ -52,8 +50,9 @@ def _schemes(ways: pd.Series, block: int) -> pd.Series:
     return ways.replace({half_refill(block): HALF, refill_name(block): WHOLE})
 
 
-def _steps(run: Run) -> pd.DataFrame:
-    rows = run.rows
+def steps(scratch_logits: pd.DataFrame) -> pd.DataFrame:
+    """Tell of every step how far a way is from its reference, and whether it is past the block."""
+    rows = scratch_logits
     return rows.assign(
         comparison=_schemes(rows["comparison"], int(rows["block"].iloc[0])),
         roundoffs=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF), equal=rows["max_abs"] == 0,
@@ -61,23 +60,24 @@ def _steps(run: Run) -> pd.DataFrame:
     )
 
 
-def _skipped(steps: pd.DataFrame) -> pd.DataFrame:
+def skipped_prompts(steps: pd.DataFrame) -> pd.DataFrame:
     """Keep the prompts fed by their last character alone, in the finest dtype; none where that is too coarse."""
     dtype = min(steps["dtype"].unique(), key=UNIT_ROUNDOFF.__getitem__)
     rows = steps[(steps["dtype"] == dtype) & (steps["comparison"] == LAST_ONLY) & (steps["length"] > 1)]
     return rows if MOST_ROUNDOFFS * UNIT_ROUNDOFF[dtype] < 0.01 else rows[:0]
 
 
-def _buckets(run: Run) -> pd.DataFrame:
+def buckets(scratch_loss: pd.DataFrame) -> pd.DataFrame:
+    """Add to each loss its gap to the window."""
     place = ["source", "sample", "read_from", "read_to"]
-    window = run.rows.loc[run.rows["way"] == WINDOW, [*place, "nats"]]
-    rows = run.rows.merge(window, on=place, suffixes=("", "_window"))
+    window = scratch_loss.loc[scratch_loss["way"] == WINDOW, [*place, "nats"]]
+    rows = scratch_loss.merge(window, on=place, suffixes=("", "_window"))
     return rows.assign(gap=rows["nats"] - rows["nats_window"])
 
 
-def _past(run: Run) -> pd.DataFrame:
+def past(scratch_loss: pd.DataFrame) -> pd.DataFrame:
     """Average each way's loss over the places past the first block of a text, and compare it with three others."""
-    rows = run.rows[run.rows["read_from"] >= run.rows["block"]]
+    rows = scratch_loss[scratch_loss["read_from"] >= scratch_loss["block"]]
     rows = rows.assign(total=rows["nats"] * rows["n_scored"])
     sums = rows.groupby(["source", "sample", "way"])[["total", "n_scored"]].sum()
     table = (sums["total"] / sums["n_scored"]).rename("nats").reset_index()
@@ -93,9 +93,9 @@ def _past(run: Run) -> pd.DataFrame:
     )
 
 
-def _divergences(run: Run) -> pd.DataFrame:
+def divergences(scratch_texts: pd.DataFrame) -> pd.DataFrame:
     """Find where the greedy texts of the reply's cache and of its own window diverge."""
-    greedy = run.rows[run.rows["choice"] == "greedy"]
+    greedy = scratch_texts[scratch_texts["choice"] == "greedy"]
     texts = greedy.pivot(index=["sample", "block"], columns="way", values="text").reset_index()
     pairs = zip(texts[REPLYS_WINDOW], texts[REPLY], strict=True)
     first = [next((i for i, two in enumerate(zip(*pair, strict=False)) if len(set(two)) > 1), None) for pair in pairs]
@@ -105,11 +105,11 @@ def _divergences(run: Run) -> pd.DataFrame:
     return texts.assign(diverges=diverges, equal=~diverges)
 
 
-def _times(run: Run) -> pd.DataFrame:
+def times(scratch_speed: pd.DataFrame) -> pd.DataFrame:
     """Take each time over the posted cache's in the same repetition, which is the unit."""
     alike = ["model", "measure", "length", "repetition"]
-    posted = run.rows.loc[run.rows["way"] == POSTED, [*alike, "seconds"]]
-    rows = run.rows.merge(posted, on=alike, suffixes=("", "_posted"))
+    posted = scratch_speed.loc[scratch_speed["way"] == POSTED, [*alike, "seconds"]]
+    rows = scratch_speed.merge(posted, on=alike, suffixes=("", "_posted"))
     block = int(rows.loc[rows["measure"] == PAST, "length"].iloc[0])
     return rows.assign(
         ratio=rows["seconds"] / rows["seconds_posted"], source=rows["repetition"], sample=rows["repetition"],
@@ -117,17 +117,6 @@ def _times(run: Run) -> pd.DataFrame:
     )
 
 
-def _training() -> pd.DataFrame:
+def training() -> pd.DataFrame:
     """Read what the training of the published model recorded."""
     return pd.DataFrame([json.loads((paths.MODELS / "scratch" / "thread" / "training.json").read_text("utf-8"))])
-
-
-ROWS = {
-    "steps": Frame(_steps, ("scratch_logits",)),
-    "skipped prompts": Frame(_skipped, ("steps",)),
-    "buckets": Frame(_buckets, ("scratch_loss",)),
-    "past": Frame(_past, ("scratch_loss",)),
-    "divergences": Frame(_divergences, ("scratch_texts",)),
-    "times": Frame(_times, ("scratch_speed",)),
-    "training": Frame(_training),
-}

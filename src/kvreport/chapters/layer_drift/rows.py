@@ -6,7 +6,6 @@ from kvbook import lengths
 from kvbook.measuring import estimates
 from kvbook.runs.records import Run
 from kvreport.publishing import documents
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"layer_drift": 1, "greedy_paths": 3, "mitigations": 1, "layer_drift_lengths": 1}
@@ -28,10 +27,10 @@ FIRST_FITTED_LAYER = 2
 _SERIES = ["model", "weights", "dtype"]
 
 
-def inner(rows: pd.DataFrame) -> pd.DataFrame:
+def inner(layer_drift: pd.DataFrame) -> pd.DataFrame:
     """Keep the layers to which one law of growth can apply."""
-    last = rows.loc[rows["place"] == "hidden", "layer"].max()
-    return rows[(rows["place"] == "hidden") & (rows["layer"] >= FIRST_FITTED_LAYER) & (rows["layer"] < last)]
+    hidden = layer_drift[layer_drift["place"] == "hidden"]
+    return hidden[(hidden["layer"] >= FIRST_FITTED_LAYER) & (hidden["layer"] < hidden["layer"].max())]
 
 
 def _logits(run: Run) -> pd.DataFrame:
@@ -40,20 +39,33 @@ def _logits(run: Run) -> pd.DataFrame:
     return rows.assign(tokens=tokens, differs=rows["differing_share"] > 0, identical=rows["differing_share"] == 0)
 
 
-def _at_all_lengths(fixed: Run, drawn: Run | None) -> pd.DataFrame:
-    return pd.concat([_logits(run) for run in (fixed, drawn) if run])
+def logits(layer_drift: Run) -> pd.DataFrame:
+    """Tell of every text of the issue's length whether its logits differ."""
+    return _logits(layer_drift)
 
 
-def _drifting_models(rows: pd.DataFrame) -> pd.DataFrame:
+def logits_at_drawn_lengths(layer_drift_lengths: Run) -> pd.DataFrame:
+    """Tell the same of every text of a drawn length."""
+    return _logits(layer_drift_lengths)
+
+
+def logits_at_all_lengths(
+    logits: pd.DataFrame, logits_at_drawn_lengths: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Put both together, where there are both."""
+    return pd.concat([logits, logits_at_drawn_lengths])
+
+
+def models_that_drift(logits_at_all_lengths: pd.DataFrame) -> pd.DataFrame:
     """Tell of every model whether most of its texts differ, at all lengths that were tried."""
-    shares = rows.groupby(["dtype", "model", "tokens"], sort=False)["differs"].mean()
+    shares = logits_at_all_lengths.groupby(["dtype", "model", "tokens"], sort=False)["differs"].mean()
     return (shares > 0.5).groupby(["dtype", "model"], sort=False).all().rename("drifts").reset_index()
 
 
-def layer_means(run: Run) -> pd.DataFrame:
+def means(layer_drift: pd.DataFrame) -> pd.DataFrame:
     """Average over samples, as the document did, with an interval."""
     tables = []
-    for (model, weights, dtype), rows in run.rows.groupby(_SERIES, sort=False):
+    for (model, weights, dtype), rows in layer_drift.groupby(_SERIES, sort=False):
         resampled = estimates.resample(rows, "max_abs")
         low, high = resampled.interval()
         about = {"model": model, "weights": weights, "dtype": dtype, "n": rows["sample"].nunique()}
@@ -65,14 +77,19 @@ def layer_means(run: Run) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)[columns]
 
 
-def _distinct(run: Run) -> pd.DataFrame:
+def published() -> pd.DataFrame:
+    """Read the issue's means."""
+    return documents.published_drift()
+
+
+def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep one copy of a prompt that several seeds drew: its rows are equal, and it is one unit."""
-    return run.rows.drop_duplicates(["model", "dtype", "prompt", "method", "step"]).sort_values("step", kind="stable")
+    return rows.drop_duplicates(["model", "dtype", "prompt", "method", "step"]).sort_values("step", kind="stable")
 
 
-def divergence(run: Run) -> pd.DataFrame:
+def divergence(greedy_paths: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
-    prompt, greedy = ["model", "dtype", "prompt"], _distinct(run)
+    prompt, greedy = ["model", "dtype", "prompt"], _distinct(greedy_paths)
     uncached = greedy.loc[greedy["method"] == UNCACHED, [*prompt, "step", "token", "margin", "logits_sha256"]]
     uncached = uncached.assign(written=uncached.groupby(prompt)["step"].transform("size"))
     steps = greedy[greedy["method"] != UNCACHED].merge(uncached, on=[*prompt, "step"], suffixes=("", "_uncached"))
@@ -92,12 +109,17 @@ def divergence(run: Run) -> pd.DataFrame:
     return table.assign(equal=equal).astype({"first_divergence": "Float64", "margin": "Float64"})
 
 
-def _as_the_loop(run: Run) -> pd.DataFrame:
+def divergences(divergence: pd.DataFrame) -> pd.DataFrame:
+    """Keep the texts that diverge."""
+    return divergence[divergence["first_divergence"].notna()]
+
+
+def generate_and_the_loop(greedy_paths: pd.DataFrame) -> pd.DataFrame:
     """Tell of every prompt whether `generate` has the loop's tokens, and after the first step its logits.
 
     At the first one `generate` runs the output head on the last row alone, and a loop on all rows of the prompt.
     """
-    keys, greedy = ["model", "dtype", "prompt"], _distinct(run)
+    keys, greedy = ["model", "dtype", "prompt"], _distinct(greedy_paths)
     found = {}
     for name, column, of in (("token", "token", greedy), ("logits", "logits_sha256", greedy[greedy["step"] > 0])):
         written = of.groupby([*keys, "method"], sort=False)[column].agg(tuple).unstack("method")
@@ -105,14 +127,14 @@ def _as_the_loop(run: Run) -> pd.DataFrame:
     return pd.DataFrame(found).fillna(True).reset_index()
 
 
-def _mitigated(run: Run) -> pd.DataFrame:
+def mitigated(mitigations: pd.DataFrame) -> pd.DataFrame:
     """Leave out a dtype in which stock shows no drift: there is none to remove."""
-    rows = run.rows.assign(identical=run.rows["logits_relative_rms"] == 0)
+    rows = mitigations.assign(identical=mitigations["logits_relative_rms"] == 0)
     drifts = rows.loc[(rows["variant"] == STOCK) & ~rows["identical"], "dtype"]
     return rows[rows["dtype"].isin(drifts)]
 
 
-def _that_lower(mitigated: pd.DataFrame) -> pd.DataFrame:
+def mitigations_that_lower_the_drift(mitigated: pd.DataFrame) -> pd.DataFrame:
     """Keep, by dtype, stock and the mitigations that lower the drift."""
 
     def is_kept(rows: pd.DataFrame) -> bool:
@@ -121,19 +143,3 @@ def _that_lower(mitigated: pd.DataFrame) -> pd.DataFrame:
         return variant == STOCK or estimates.paired_ratio(of_dtype, "logits_relative_rms", variant, STOCK).high < 1
 
     return mitigated.groupby(["dtype", "variant"], sort=False).filter(is_kept)
-
-
-ROWS = {
-    "logits": Frame(_logits, ("layer_drift",)),
-    "logits at drawn lengths": Frame(_logits, ("layer_drift_lengths",)),
-    "logits at all lengths": Frame(_at_all_lengths, ("layer_drift",), ("layer_drift_lengths",)),
-    "models that drift": Frame(_drifting_models, ("logits at all lengths",)),
-    "inner": Frame(lambda run: inner(run.rows), ("layer_drift",)),
-    "means": Frame(layer_means, ("layer_drift",)),
-    "published": Frame(documents.published_drift),
-    "divergence": Frame(divergence, ("greedy_paths",)),
-    "divergences": Frame(lambda table: table[table["first_divergence"].notna()], ("divergence",)),
-    "generate and the loop": Frame(_as_the_loop, ("greedy_paths",)),
-    "mitigated": Frame(_mitigated, ("mitigations",)),
-    "mitigations that lower the drift": Frame(_that_lower, ("mitigated",)),
-}

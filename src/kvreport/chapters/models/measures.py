@@ -8,13 +8,13 @@ from kvreport.publishing.rules import Bound
 
 OVER_BIGRAM = Measure(
     "bits per byte on held-out text over those of the bigram model", "", "family", census="all families",
-    rows="stand-ins", by=("family",), estimate=counted(lambda of: (of["model"] / of["bigram_backoff"]).iloc[0]),
+    rows="stand ins", by=("family",), estimate=counted(lambda of: (of["model"] / of["bigram_backoff"]).iloc[0]),
 ).where(objective=CAUSAL)
 _QUARTER_FEWER = Bound(0.75, "ours", "a quarter fewer bits", "ratio")
 STATEMENTS = {"stand-ins-have-learnt": always(OVER_BIGRAM, "below", _QUARTER_FEWER, headline=True)}
 
 # Facts for the prose.
-FAMILIES = Measure("families", form="{:.0f}", rows="stand-ins", estimate=distinct("family"))
+FAMILIES = Measure("families", form="{:.0f}", rows="stand ins", estimate=distinct("family"))
 MILLIONS = FAMILIES.alike(
     "million parameters", counted(lambda of: of["parameters"].iloc[0] / 1e6), form="{:.1f}", by=("family",)
 )
@@ -24,7 +24,7 @@ LARGE_FP32, LARGE_16, LARGE_4 = (
 )
 HELD_OUT_FILES = FAMILIES.alike("held-out files", first("held-out files"))
 TRAINED_TOKENS = worded(
-    "stand-ins", lambda of: " and ".join(f"{count / 1e6:.1f}" for count in sorted(of["trained tokens"].unique()))
+    "stand ins", lambda of: " and ".join(f"{count / 1e6:.1f}" for count in sorted(of["trained tokens"].unique()))
 )
 N_NEW_TOKENS = noted("greedy_samples", "settings", "n_new_tokens")
 PROMPT = noted("greedy_samples", "settings", "prompt", write=as_code)

@@ -5,9 +5,6 @@ import importlib
 import numpy as np
 import pandas as pd
 
-from kvbook.runs.records import Run
-from kvreport.publishing.found import Frame
-
 # The page's experiment and the revision of its rows.
 EXPERIMENTS = {"greedy_samples": 1}
 
@@ -20,30 +17,40 @@ GIB = 2**30
 CAUSAL = "next token"
 
 
-def _samples(run: Run) -> pd.DataFrame:
+def samples(greedy_samples: pd.DataFrame) -> pd.DataFrame:
     """Put together what each model wrote, and the geometric mean of its tokens' probabilities."""
-    rows = run.rows.sort_values("step").assign(text=lambda of: of["text"].fillna("").astype(str))
+    rows = greedy_samples.sort_values("step").assign(text=lambda of: of["text"].fillna("").astype(str))
     found = rows.groupby(["model", "weights"], sort=False).agg(
         text=("text", "".join), probability=("probability", lambda of: np.exp(np.log(of).mean()))
     )
     return found.reset_index()
 
 
-def _large(memory: pd.DataFrame) -> pd.DataFrame:
+def large_models(memory: pd.DataFrame) -> pd.DataFrame:
     """Keep the larger models, in GiB."""
     in_gib = memory.set_index("hub id") / GIB
     return in_gib[in_gib["fp32"] > 20].reset_index()
 
 
-def _shapes(table: str) -> Frame:
-    return Frame(lambda: getattr(importlib.import_module("kvreport.chapters.models.shapes"), table)())
+def _of_shapes(table: str) -> pd.DataFrame:
+    return getattr(importlib.import_module("kvreport.chapters.models.shapes"), table)()
 
 
-ROWS = {
-    "architectures": _shapes("architectures"),
-    "memory": _shapes("memory"),
-    "large models": Frame(_large, ("memory",)),
-    "stand-ins": _shapes("stand_ins"),
-    "curves": _shapes("curves"),
-    "samples": Frame(_samples, ("greedy_samples",)),
-}
+def architectures() -> pd.DataFrame:
+    """List the documents' models."""
+    return _of_shapes("architectures")
+
+
+def memory() -> pd.DataFrame:
+    """Predict the bytes of their weights."""
+    return _of_shapes("memory")
+
+
+def stand_ins() -> pd.DataFrame:
+    """List the stand-ins."""
+    return _of_shapes("stand_ins")
+
+
+def curves() -> pd.DataFrame:
+    """Read how the stand-ins learned."""
+    return _of_shapes("curves")

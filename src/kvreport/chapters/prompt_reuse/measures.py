@@ -62,7 +62,7 @@ ROUNDOFFS = DIFFERING.alike(
 ).where(variant=named.POSTED)
 
 KEYS = Measure(
-    "elements of the first layer's keys that differ", "", "model", "{:,.0f}", rows="first-layer keys", by=("model",),
+    "elements of the first layer's keys that differ", "", "model", "{:,.0f}", rows="first layer keys", by=("model",),
     estimate=total("n_differing"),
 )
 KEYS_AS_POSTED = KEYS.where(variant=named.POSTED, thread_length=True)

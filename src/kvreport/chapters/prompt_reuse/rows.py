@@ -3,9 +3,7 @@
 import pandas as pd
 
 from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.runs.records import Run
 from kvreport.publishing import documents
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"split_keys": 1, "first_layer": 1, "prompt_reuse": 1, "seams": 1, "reused_questions": 1}
@@ -40,7 +38,7 @@ def short(hub_id: str) -> str:
     return hub_id.split("/")[-1]
 
 
-def _published_shares() -> pd.DataFrame:
+def published_shares() -> pd.DataFrame:
     """Divide the thread's counts by the response's elements, the only ones that the two passes compute differently."""
     counts = pd.DataFrame(documents.published(DOCUMENT)["split"]["counts"])
     fed = counts["response_tokens"]
@@ -49,26 +47,30 @@ def _published_shares() -> pd.DataFrame:
     return pd.DataFrame({"model": model, "rows_fed": fed, "share": share})
 
 
-def _first_layer_keys(run: Run, published: pd.DataFrame) -> pd.DataFrame:
+def first_layer_keys(first_layer: pd.DataFrame, published_shares: pd.DataFrame) -> pd.DataFrame:
     """Keep the second part's keys; ``thread_length`` where it has as many tokens as the thread's."""
-    rows = run.rows[run.rows["part"] == "response"]
+    rows = first_layer[first_layer["part"] == "response"]
     rows = rows.assign(model=rows["shape"].map(short), share=rows["n_differing"] / rows["n_elements"])
-    return rows.assign(thread_length=rows["rows_fed"] == rows["model"].map(published.set_index("model")["rows_fed"]))
+    published = rows["model"].map(published_shares.set_index("model")["rows_fed"])
+    return rows.assign(thread_length=rows["rows_fed"] == published)
 
 
-def _keys_and_values(run: Run) -> pd.DataFrame:
-    rows = run.rows
+def keys_and_values(split_keys: pd.DataFrame) -> pd.DataFrame:
+    """Tell of every layer the share of elements that differ, and their size in unit roundoffs."""
+    rows = split_keys
     return rows.assign(
         share=rows["n_differing"] / rows["n_elements"],
         relative_roundoffs=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF), deep=rows["layer"] > 0,
     )
 
 
-def _continuations(posted: Run, questions: Run | None) -> pd.DataFrame:
+def continuations(
+    prompt_reuse: pd.DataFrame, reused_questions: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Bring each continuation to one row, and compare it with the one without reuse."""
     prompt = ["model", "dtype", "case", "prompt"]
     keys = [*prompt, "way", "cache"]
-    rows = pd.concat([run.rows for run in (posted, questions) if run]).rename(columns={"item": "prompt"})
+    rows = pd.concat([prompt_reuse, reused_questions]).rename(columns={"item": "prompt"})
     rows = rows.assign(cache=rows["cache"].fillna(""), text=rows["text"].fillna("").astype(str))
     # Every seed's run has the thread's own prompts.
     steps = rows.drop_duplicates([*keys, "step"]).sort_values("step", kind="stable").groupby(keys, sort=False)
@@ -84,11 +86,12 @@ def _continuations(posted: Run, questions: Run | None) -> pd.DataFrame:
     )
 
 
-def _answers(run: Run) -> pd.DataFrame:
+def answers(reused_questions: pd.DataFrame) -> pd.DataFrame:
     """Set each answer to a further question beside the one without reuse, and say where they first differ."""
     question = ["dtype", "case", "item"]
     written = {"tokens": ("token", tuple), "words": ("text", tuple), "margins": ("margin", tuple)}
-    steps = run.rows.assign(text=run.rows["text"].fillna("").astype(str)).sort_values("step", kind="stable")
+    texts = reused_questions["text"].fillna("").astype(str)
+    steps = reused_questions.assign(text=texts).sort_values("step", kind="stable")
     answers = steps.groupby([*question, "way"], sort=False).agg(**written).reset_index()
     alone = answers[answers["way"] == NO_REUSE].drop(columns="way")
     both = answers[answers["way"] != NO_REUSE].merge(alone, on=question, suffixes=("", "_uncached"))
@@ -100,7 +103,7 @@ def _answers(run: Run) -> pd.DataFrame:
     )
 
 
-def _forks(answers: pd.DataFrame) -> pd.DataFrame:
+def forks(answers: pd.DataFrame) -> pd.DataFrame:
     """Keep the answers in the chat template, on the right cache, that differ from those without reuse."""
     forks = answers[(answers["case"] == CHAT) & (answers["way"] == SHARED) & ~answers["kept"]]
     leads = forks[["lead", "lead_uncached"]]
@@ -120,7 +123,7 @@ def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> float:
     return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _prompts(continuations: pd.DataFrame) -> pd.DataFrame:
+def prompts(continuations: pd.DataFrame) -> pd.DataFrame:
     """Keep the prompts after a prefix, with its cache as it is.
 
     Texts of the corpus are no prompts, and after a cache of the whole prompt nothing is left to feed.
@@ -129,22 +132,10 @@ def _prompts(continuations: pd.DataFrame) -> pd.DataFrame:
     return continuations[(continuations["way"] == AS_IS) & ~no_prompts]
 
 
-def _tokenizer_boundaries(run: Run) -> pd.DataFrame:
+def tokenizer_boundaries(seams: pd.DataFrame) -> pd.DataFrame:
     """List the cuts of each vocabulary, all of them first and then by place."""
-    rows = run.rows.assign(changes=run.rows["safe"] == 0, lost=run.rows["prefix_tokens"] - run.rows["shared_tokens"])
+    rows = seams.assign(changes=seams["safe"] == 0, lost=seams["prefix_tokens"] - seams["shared_tokens"])
     return pd.concat(
         part for _, of in rows.groupby("tokenizer", sort=False)
         for part in (of.assign(place=ANYWHERE), *(of[of["place"] == place] for place in PLACES))
     )
-
-
-ROWS = {
-    "published shares": Frame(_published_shares),
-    "first-layer keys": Frame(_first_layer_keys, ("first_layer", "published shares")),
-    "keys and values": Frame(_keys_and_values, ("split_keys",)),
-    "continuations": Frame(_continuations, ("prompt_reuse",), ("reused_questions",)),
-    "answers": Frame(_answers, ("reused_questions",)),
-    "forks": Frame(_forks, ("answers",)),
-    "prompts": Frame(_prompts, ("continuations",)),
-    "tokenizer boundaries": Frame(_tokenizer_boundaries, ("seams",)),
-}

@@ -36,7 +36,7 @@ def first_layer(each: Iterable[Found]) -> pd.DataFrame:
     """List on each processor the share of first-layer keys that differ, by the tokens of the second part."""
     columns = ["model", "dtype", "variant", "rows_fed", "n_elements", "n_differing", "share"]
     return pd.concat(
-        found["first-layer keys"][columns].assign(processor=run.about["machine"]["processor"])
+        found["first layer keys"][columns].assign(processor=run.about["machine"]["processor"])
         for found in each for run in found.behind("first_layer")
     )
 

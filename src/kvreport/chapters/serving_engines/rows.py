@@ -5,9 +5,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from kvbook.runs.records import Run
 from kvreport.engines.listed import BF16, ENGINES, FP32, QUANTIZED, SPECULATION, UNFUSED
-from kvreport.publishing.found import Frame
 
 # Engines that are served, by the name that `kvreport.engines` has for them, and dtypes: the experiment of each.
 EXPERIMENT_OF = {
@@ -31,15 +29,23 @@ COLD, AGAIN, WARM, BATCH = PLAIN = ("cold", "again", "warm", "batch")
 WAYS = (AGAIN, WARM, BATCH, SPECULATION, QUANTIZED, UNFUSED)
 
 
-def _tokens(*runs: Run | None) -> pd.DataFrame | None:
-    """Put the rows of all engines together."""
-    found = [run.rows for run in runs if run is not None]
-    if not found:
+def tokens(
+    served_transformers: pd.DataFrame | None = None, served_vllm: pd.DataFrame | None = None,
+    served_llama_cpp: pd.DataFrame | None = None, served_openvino: pd.DataFrame | None = None,
+    served_vllm_bf16: pd.DataFrame | None = None, served_llama_cpp_bf16: pd.DataFrame | None = None,
+) -> pd.DataFrame | None:
+    """Put the rows of all engines together, in the order of these experiments."""
+    if not (found := [rows for rows in locals().values() if rows is not None]):
         return None
     rows = pd.concat(found, ignore_index=True)
     # A mode that the engine refuses has one row, with its words.
     rows = rows[rows["refused"].isna()]
     return rows.assign(engine=rows["engine"].map(TITLES), error=(rows["logprob"] - rows["logprob_fp64"]).abs())
+
+
+def cold(tokens: pd.DataFrame) -> pd.DataFrame:
+    """Keep what was written with nothing reused."""
+    return tokens[tokens["way"] == COLD]
 
 
 def _compared(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, float]:
@@ -54,7 +60,7 @@ def _compared(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _ways(tokens: pd.DataFrame) -> pd.DataFrame:
+def ways(tokens: pd.DataFrame) -> pd.DataFrame:
     """Compare every way with the cold one: one row a prompt."""
     by, rows = ["engine", "dtype", "texts", "sample", "source"], []
     for key, of in tokens.groupby(by, sort=False):
@@ -66,7 +72,7 @@ def _ways(tokens: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _engines(cold: pd.DataFrame) -> pd.DataFrame:
+def engines(cold: pd.DataFrame) -> pd.DataFrame:
     """Compare the cold texts of every two engines in fp32: one row a prompt."""
     by = ["texts", "sample", "source"]
     return pd.DataFrame([
@@ -74,11 +80,3 @@ def _engines(cold: pd.DataFrame) -> pd.DataFrame:
         for key, of in cold[cold["dtype"] == FP32].groupby(by, sort=False)
         for (first, one), (second, other) in itertools.combinations(of.groupby("engine", sort=False), 2)
     ])
-
-
-ROWS = {
-    "tokens": Frame(_tokens, (), tuple(EXPERIMENTS)),
-    "cold": Frame(lambda tokens: tokens[tokens["way"] == COLD], ("tokens",)),
-    "ways": Frame(_ways, ("tokens",)),
-    "engines": Frame(_engines, ("cold",)),
-}

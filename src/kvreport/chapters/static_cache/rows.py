@@ -4,9 +4,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from kvbook.runs.records import Run
 from kvreport.publishing import documents
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {
@@ -44,9 +42,9 @@ COMPILED_DYNAMIC, COMPILED_STATIC = (label(cache, True) for cache in KINDS[1:])
 ONE_ROW, LARGE_PAGES = (label("static", True, True, pages) for pages in (False, True))
 
 
-def timed(run: Run) -> pd.DataFrame:
+def timed(static_speed: pd.DataFrame) -> pd.DataFrame:
     """Keep what decodes, by its way: the loop's steps and the library's calls."""
-    rows = run.rows[run.rows["engine"].isin([GENERATE, LOOP])]
+    rows = static_speed[static_speed["engine"].isin([GENERATE, LOOP])]
     return rows.assign(way=[label(*way, engine) for engine, *way in rows[WAY].itertuples(index=False, name=None)])
 
 
@@ -84,7 +82,7 @@ def speeds(timed: pd.DataFrame) -> pd.DataFrame:
     return found.assign(compilation=found["compiled"].map({0: "eager", 1: "compiled"}))
 
 
-def _compiling(speeds: pd.DataFrame) -> pd.DataFrame:
+def compiling(speeds: pd.DataFrame) -> pd.DataFrame:
     """Return what compiling the static loop gains, over what the kind of cache changes in either direction."""
     of = speeds[speeds["engine"] == LOOP].pivot(index="repeat", columns="way", values="tokens_per_s")
     kind = pd.concat([of[STATIC] / of[DYNAMIC], of[COMPILED_STATIC] / of[COMPILED_DYNAMIC]], axis=1)
@@ -92,14 +90,14 @@ def _compiling(speeds: pd.DataFrame) -> pd.DataFrame:
     return (of[COMPILED_STATIC] / of[STATIC] / largest).rename("gain").reset_index()
 
 
-def _fastest(speeds: pd.DataFrame, limit: pd.DataFrame) -> pd.DataFrame:
+def fastest(speeds: pd.DataFrame, limit: pd.DataFrame) -> pd.DataFrame:
     """Keep the way of the loop with the most tokens a second, each as a share of the limit too."""
     loop = speeds[speeds["engine"] == LOOP]
     best = loop[loop["way"] == loop.groupby("way")["tokens_per_s"].median().idxmax()]
     return best.assign(share_of_limit=best["tokens_per_s"] / limit["tokens_per_s"].iloc[0])
 
 
-def _first_steps(timed: pd.DataFrame) -> pd.DataFrame:
+def first_steps(timed: pd.DataFrame) -> pd.DataFrame:
     """List the first steps of each way of the loop; one that finds an earlier way's graph does not compile."""
     loop = timed[timed["engine"] == LOOP]
     firsts = loop[loop["phase"] == COMPILE].sort_values("step").groupby("way", sort=False)
@@ -112,7 +110,7 @@ def _first_steps(timed: pd.DataFrame) -> pd.DataFrame:
     return table.loc[loop["way"].unique(), ["compiles", "seconds", "all_s", "over_later"]].reset_index()
 
 
-def _late_steps(steps: pd.DataFrame) -> pd.DataFrame:
+def late_steps(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the median eager step by cache and repeat, from the last three lengths timed without a cache on."""
     eager = steps[(steps["compiled"] == 0) & (steps["one_row"] == 0)]
     last = eager[eager["step"].isin(sorted(eager.loc[eager["cache"] == "none", "step"].unique())[-3:])]
@@ -137,7 +135,7 @@ def growth(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def _graphs(timed: pd.DataFrame) -> pd.DataFrame:
+def graphs(timed: pd.DataFrame) -> pd.DataFrame:
     """Count the compiled steps with a dynamic cache in the loop, and the graphs compiled for them."""
     of = timed[(timed["engine"] == LOOP) & (timed["cache"] == "dynamic") & (timed["compiled"] == 1)]
     first, later = (of[of["phase"] == phase] for phase in (COMPILE, DECODE))
@@ -149,46 +147,51 @@ def bandwidth(rows: pd.DataFrame) -> float:
     return float((rows["n_bytes"] / rows["seconds"]).max())
 
 
-def _limit(read: Run, memory: Run) -> pd.DataFrame:
+def limit(memory_bandwidth: pd.DataFrame, static_memory: pd.DataFrame) -> pd.DataFrame:
     """Compute the limit of a decode step, which reads every weight and, on average over the text, half the cache."""
-    row = memory.rows[memory.rows["cache"] == "static"].sort_values("n_tokens").iloc[0]
-    per_second, per_token = bandwidth(read.rows), row["weights_bytes"] + row["kv_bytes"] / 2
+    row = static_memory[static_memory["cache"] == "static"].sort_values("n_tokens").iloc[0]
+    per_second, per_token = bandwidth(memory_bandwidth), row["weights_bytes"] + row["kv_bytes"] / 2
     found = {"gb_per_s": per_second / 1e9, "mb_per_token": per_token / 1e6, "tokens_per_s": per_second / per_token}
     return pd.DataFrame([found])
 
 
-def _step(run: Run) -> pd.DataFrame:
+def step(step_budget: pd.DataFrame) -> pd.DataFrame:
     """Take a step's milliseconds apart, a row for each repeat on usual and on large pages."""
-    ms = 1e3 * run.rows.pivot_table(index=["pages", "repeat"], columns="part", values="seconds", sort=False)
+    ms = 1e3 * step_budget.pivot_table(index=["pages", "repeat"], columns="part", values="seconds", sort=False)
     kernels = ms[KERNELS_OF_LAYERS] + ms[KERNELS_OF_HEAD]
     around = ms[PROFILED] - kernels - ms[CALLS]
     return ms.assign(kernels=kernels, around=around, share_of_kernels=kernels / ms[PROFILED]).reset_index()
 
 
-def contexts(run: Run) -> pd.DataFrame:
+def contexts(weights_or_cache: pd.DataFrame) -> pd.DataFrame:
     """Return a step's median milliseconds by dtype, batch and context, from the shortest on, and its bytes."""
-    found = run.rows.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
+    found = weights_or_cache.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
         seconds=("seconds", "median"), weights_bytes=("weights_bytes", "first"), kv_bytes=("kv_bytes", "first")
     )
     return found.assign(ms=1e3 * found.pop("seconds"))
 
 
-def _early_bytes(run: Run) -> pd.DataFrame:
+def early_bytes(static_shapes: pd.DataFrame) -> pd.DataFrame:
     """Return the bytes of keys and values behind the document's five steps."""
-    last = run.rows.groupby("cache")["kv_bytes"].last().reset_index()
+    last = static_shapes.groupby("cache")["kv_bytes"].last().reset_index()
     return last.assign(mib=last["kv_bytes"] / 2**20)
 
 
-def _fed(run: Run) -> pd.DataFrame:
+def keys(static_shapes: pd.DataFrame) -> pd.DataFrame:
+    """Keep the steps after which there is a cache."""
+    return static_shapes.dropna(subset="first_dimension")
+
+
+def fed(static_shapes: pd.DataFrame) -> pd.DataFrame:
     """Count the tokens that each step computes; the first one is the prompt's, with every kind of cache."""
-    later = run.rows[run.rows["step"] > run.rows["step"].min()]
+    later = static_shapes[static_shapes["step"] > static_shapes["step"].min()]
     return later.assign(tokens=later["fed"].str.split("x").str[1].astype(int))
 
 
-def _shapes(run: Run) -> pd.DataFrame:
+def shapes(static_shapes: pd.DataFrame) -> pd.DataFrame:
     """Set the shapes that the document prints beside those here."""
     published = documents.published(DOCUMENT)["shapes"]
-    of = {cache: some.sort_values("step") for cache, some in run.rows.groupby("cache")}
+    of = {cache: some.sort_values("step") for cache, some in static_shapes.groupby("cache")}
     found = {
         # The ids are printed behind the step, when the token is with them already.
         "ids_without_cache": [f"1x{int(fed.split('x')[1]) + 1}" for fed in of["none"]["fed"]],
@@ -199,11 +202,11 @@ def _shapes(run: Run) -> pd.DataFrame:
     return table.assign(equal=table["theirs"] == table["here"])
 
 
-def partings(run: Run) -> pd.DataFrame:
+def partings(static_texts: pd.DataFrame) -> pd.DataFrame:
     """Find where each kind's text first differs from that without a cache."""
     columns = ["dtype", "cache", "against", "tokens", "share", "step", "margin", "tied", "logits_rms"]
     table = []
-    for dtype, some in run.rows.groupby("dtype", sort=False):
+    for dtype, some in static_texts.groupby("dtype", sort=False):
         texts = {cache: one.sort_values("step") for cache, one in some.groupby("cache")}
         for against, cache in (("none", "dynamic"), ("none", "static"), ("dynamic", "static")):
             one, other = texts[against], texts[cache]
@@ -219,7 +222,12 @@ def partings(run: Run) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns)
 
 
-def _published_gains() -> pd.DataFrame:
+def differences(partings: pd.DataFrame) -> pd.DataFrame:
+    """Keep the texts that differ."""
+    return partings.dropna(subset="tied")
+
+
+def published_gains() -> pd.DataFrame:
     """List by how much the dynamic cache's tokens a second exceed those without a cache, on each published device."""
     speeds = pd.DataFrame(documents.published(DOCUMENT)["speeds"])
     of = {cache: some.set_index("device")["tokens_per_s"] for cache, some in speeds.groupby("cache")}
@@ -227,7 +235,7 @@ def _published_gains() -> pd.DataFrame:
     return ahead.dropna().rename("ahead").reset_index().assign(equal=lambda of: of["ahead"] == 0)
 
 
-def _published_calls() -> pd.DataFrame:
+def published_calls() -> pd.DataFrame:
     """List the seconds of the calls that the document repeated, with the one of its table."""
     document = documents.published(DOCUMENT)
     (device,) = document["compilation_skipped"]
@@ -236,31 +244,7 @@ def _published_calls() -> pd.DataFrame:
     return pd.DataFrame(calls, columns=["cache", "seconds"])
 
 
-def _heads(run: Run) -> pd.DataFrame:
-    heads = run.rows[run.rows["phase"] == HEAD]
+def heads(static_speed: pd.DataFrame) -> pd.DataFrame:
+    """Keep the times of the head alone, in milliseconds."""
+    heads = static_speed[static_speed["phase"] == HEAD]
     return heads.assign(ms=1e3 * heads["seconds"])
-
-
-ROWS = {
-    "timed": Frame(timed, ("static_speed",)),
-    "steps": Frame(steps, ("timed",)),
-    "speeds": Frame(speeds, ("timed",)),
-    "compiling": Frame(_compiling, ("speeds",)),
-    "fastest": Frame(_fastest, ("speeds", "limit")),
-    "first steps": Frame(_first_steps, ("timed",)),
-    "late steps": Frame(_late_steps, ("steps",)),
-    "growth": Frame(growth, ("steps",)),
-    "graphs": Frame(_graphs, ("timed",)),
-    "heads": Frame(_heads, ("static_speed",)),
-    "limit": Frame(_limit, ("memory_bandwidth", "static_memory")),
-    "step": Frame(_step, ("step_budget",)),
-    "contexts": Frame(contexts, ("weights_or_cache",)),
-    "early bytes": Frame(_early_bytes, ("static_shapes",)),
-    "keys": Frame(lambda run: run.rows.dropna(subset="first_dimension"), ("static_shapes",)),
-    "fed": Frame(_fed, ("static_shapes",)),
-    "shapes": Frame(_shapes, ("static_shapes",)),
-    "partings": Frame(partings, ("static_texts",)),
-    "differences": Frame(lambda partings: partings.dropna(subset="tied"), ("partings",)),
-    "published gains": Frame(_published_gains),
-    "published calls": Frame(_published_calls),
-}

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from kvbook.runs.records import Run
 from kvbook.scores import measures
-from kvreport.publishing.found import Frame
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"rollout": 1, "rollout_ways": 1, "engine_rollout": 1, "policy_gradient": 1}
@@ -51,9 +49,9 @@ ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer agains
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def _pairs(run: Run) -> pd.DataFrame:
+def pairs(rollout: pd.DataFrame) -> pd.DataFrame:
     """Lay out every comparison that the rollout's own rows allow: the log-ratio of each token."""
-    rows = run.rows
+    rows = rollout
     rollout, trainer = rows[ROLLOUT], rows[TRAINER]
     ratios = {
         BF16: trainer - rollout, LOW: rows[TRAINER + LOW_SOFTMAX] - rows[ROLLOUT + LOW_SOFTMAX],
@@ -67,9 +65,8 @@ def _pairs(run: Run) -> pd.DataFrame:
     return _long(rows, ratios)
 
 
-def _ways(run: Run) -> pd.DataFrame:
+def ways(rollout_ways: pd.DataFrame) -> pd.DataFrame:
     """Lay out the comparisons of all ways, in the order of the figure: a trainer's log-probability less a rollout's."""
-    rows = run.rows
     sides = {
         "bf16, rollout in a batch of 8": (TRAINER, ROLLOUT), "bf16, rollout of one text": (TRAINER, SINGLE),
         f"bf16, cache read in chunks of {CHUNK}": (TRAINER, CHUNKS),
@@ -80,7 +77,8 @@ def _ways(run: Run) -> pd.DataFrame:
         "bf16, cache in fp8": (TRAINER, FP8), "bf16, cache in int4": (TRAINER, INT4),
         ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
     }
-    return _long(rows, {name: rows[trainer] - rows[rollout] for name, (trainer, rollout) in sides.items()})
+    ratios = {name: rollout_ways[trainer] - rollout_ways[rollout] for name, (trainer, rollout) in sides.items()}
+    return _long(rollout_ways, ratios)
 
 
 def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
@@ -90,7 +88,7 @@ def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
     return table.assign(**{name: term(table["log_ratio"].to_numpy()) for name, term in measures.TERMS.items()})
 
 
-def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
+def sequences(pairs: pd.DataFrame) -> pd.DataFrame:
     """Add log-ratios up over the first tokens of each text: all of them where it ends before."""
     pairs, by = pairs[pairs["compared"].isin((BF16, HEAD, FULL))], ["compared", "sample", "source"]
     parts = {
@@ -100,22 +98,17 @@ def _sequences(pairs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, names=["length"]).reset_index()
 
 
-def _engine(run: Run) -> pd.DataFrame:
+def engine(engine_rollout: pd.DataFrame) -> pd.DataFrame:
     """Lay out what a real engine sampled against a trainer, and against the engine itself."""
-    rows = run.rows
-    return _long(rows, {
-        ENGINE_BF16: rows[TRAINER] - rows[ENGINE], "vLLM, fp32 trainer": rows[TRAINER_FP32] - rows[ENGINE],
-        ENGINE_ITSELF: rows[ENGINE_READ] - rows[ENGINE],
-    })
+    sides = {ENGINE_BF16: TRAINER, "vLLM, fp32 trainer": TRAINER_FP32, ENGINE_ITSELF: ENGINE_READ}
+    return _long(engine_rollout, {name: engine_rollout[side] - engine_rollout[ENGINE] for name, side in sides.items()})
 
 
-ROWS = {
-    "engine": Frame(_engine, ("engine_rollout",)),
-    "pairs": Frame(_pairs, ("rollout",)),
-    "ways": Frame(_ways, ("rollout_ways",)),
-    "sequences": Frame(_sequences, ("pairs",)),
-    "learned": Frame(
-        lambda run: run.rows.assign(source=run.rows["repetition"], sample=run.rows["update"]), ("policy_gradient",)
-    ),
-    "late": Frame(lambda learned: learned[learned["update"] >= 0.75 * learned["update"].max()], ("learned",)),
-}
+def learned(policy_gradient: pd.DataFrame) -> pd.DataFrame:
+    """Make repetitions the units, and their updates the samples."""
+    return policy_gradient.assign(source=policy_gradient["repetition"], sample=policy_gradient["update"])
+
+
+def late(learned: pd.DataFrame) -> pd.DataFrame:
+    """Keep the last quarter of the updates."""
+    return learned[learned["update"] >= 0.75 * learned["update"].max()]

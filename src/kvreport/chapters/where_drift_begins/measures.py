@@ -33,9 +33,9 @@ MOST_CALLS = Measure(
     rows="calls", by=("kind",), estimate=computed("share", "max"),
 )
 MOST_PREFILL = MOST_CALLS.alike(rows=CALLS.rows).where(**{"pass": rows.PREFILL})
-OTHER_PRODUCTS = CALLS.alike(rows="calls but down_proj", by=()).where(dtype="bfloat16")
+OTHER_PRODUCTS = CALLS.alike(rows="calls but down proj", by=()).where(dtype="bfloat16")
 MOST_LINEAR = MOST_CALLS.alike(rows=CALLS.rows).where(**{"pass": rows.last(1)}, kind="linear")
-MOST_OTHER_PRODUCTS = MOST_CALLS.alike(rows="calls but down_proj", by=()).where(dtype="bfloat16")
+MOST_OTHER_PRODUCTS = MOST_CALLS.alike(rows="calls but down proj", by=()).where(dtype="bfloat16")
 
 # The real decode step.
 _BEGINS = Measure(

@@ -2,11 +2,10 @@
 
 import pandas as pd
 
-from kvbook import lengths
+from kvbook.lengths import said
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs import evidence
 from kvbook.runs.records import Run
-from kvreport.publishing.found import Frame
 from kvreport.publishing.wording import between
 
 # The chapter's experiments and the revision of their rows.
@@ -66,9 +65,9 @@ def _differs_itself(rows: pd.DataFrame) -> pd.Series:
     return (rows["differing_calls"] > 0) & (rows["inputs_equal"] == 1)
 
 
-def _operations(run: Run) -> pd.DataFrame:
+def operations(operation_replay: pd.DataFrame) -> pd.DataFrame:
     """Share of texts in which an operation differs on equal inputs when the last row runs alone."""
-    rows = run.rows
+    rows = operation_replay
     # What runs before the layers stands before the first of them, and the rest after the last.
     depth = rows.groupby("model")["layer"].transform("max") + 1
     inner = rows["order"].where(rows["layer"].notna()).groupby(rows["model"]).transform("min")
@@ -78,27 +77,43 @@ def _operations(run: Run) -> pd.DataFrame:
     return groups.agg(order=("order", "min"), share=("differs", "mean")).reset_index()
 
 
-def _calls(run: Run) -> pd.DataFrame:
+def operations_of_the_first_model(operations: pd.DataFrame) -> pd.DataFrame:
+    """Keep the first model's operations."""
+    return _of_first_model(operations)
+
+
+def calls(operation_replay: Run) -> pd.DataFrame:
     """Share of each text's calls that differ on equal inputs, by kind of operation."""
-    rows = run.rows[run.rows["pass"] != REAL]
+    rows = operation_replay.rows
+    rows = rows[rows["pass"] != REAL]
     rows = rows.assign(differing=rows["differing_calls"].where(_differs_itself(rows), 0))
     groups = rows.groupby([*_CASE, "pass", "kind", "source", "sample"], sort=False)
     table = groups[["calls", "differing"]].sum().reset_index()
-    tokens = lengths.said(run.about["settings"]["n_tokens"])
+    tokens = said(operation_replay.about["settings"]["n_tokens"])
     return table.assign(share=table["differing"] / table["calls"], tokens=tokens)
 
 
-def _but_down_proj(run: Run) -> pd.DataFrame:
+def calls_of_the_first_model(calls: pd.DataFrame) -> pd.DataFrame:
+    """Keep the first model's calls."""
+    return _of_first_model(calls)
+
+
+def kinds(calls: pd.DataFrame) -> pd.DataFrame:
+    """Average the share of each kind's calls over texts, as the sentences do."""
+    return calls.groupby([*_CASE, "pass", "kind"], sort=False)["share"].mean().reset_index()
+
+
+def calls_but_down_proj(operation_replay: pd.DataFrame) -> pd.DataFrame:
     """Calls of one row in the first model's linear layers, without the last product of each MLP."""
-    rows = _of_first_model(run.rows)
+    rows = _of_first_model(operation_replay)
     rows = rows[(rows["pass"] == LAST_ONE) & (rows["kind"] == "linear")]
     rows = rows[~rows["operation"].str.endswith("down_proj", na=False)]
     return rows.assign(share=rows["differing_calls"] / rows["calls"])
 
 
-def _beginnings(run: Run) -> pd.DataFrame:
+def beginnings(operation_replay: pd.DataFrame) -> pd.DataFrame:
     """First operation of each text's real decode step that differs, in the order of execution."""
-    text, real = [*_CASE, "source", "sample"], run.rows[run.rows["pass"] == REAL]
+    text, real = [*_CASE, "source", "sample"], operation_replay[operation_replay["pass"] == REAL]
     differing = real[real["first_differing"].notna()].sort_values("first_differing")
     first = differing.drop_duplicates(text)[[*text, "layer", "operation", "inputs_equal"]]
     found = real[text].drop_duplicates().merge(first, how="left", on=text)
@@ -110,49 +125,56 @@ def _beginnings(run: Run) -> pd.DataFrame:
     )
 
 
-def _products(run: Run) -> pd.DataFrame:
+def beginnings_of_the_first_model(beginnings: pd.DataFrame) -> pd.DataFrame:
+    """Keep the first model's texts."""
+    return _of_first_model(beginnings)
+
+
+def products(gemm_map: pd.DataFrame) -> pd.DataFrame:
     """Compare the product of each number of rows with that of the most rows."""
-    rows = run.rows
+    rows = gemm_map
     state = rows["first_row_equal"].map({1: FIRST_EQUAL, 0: NONE_EQUAL})
     return rows.assign(state=state.where(rows["equal_rows"] < rows["rows"], ALL_EQUAL))
 
 
-def _differing_products(products: pd.DataFrame) -> pd.DataFrame:
+def differing_products(products: pd.DataFrame) -> pd.DataFrame:
     """Products with their number of rows if one of these differs, else 0, and whether their sums are the longest."""
     size, differing = products["inner_size"], products["rows"] * (products["state"] != ALL_EQUAL)
     return products.assign(K="K = " + size.astype(str), longest=size == size.max(), differing=differing)
 
 
-def _lengths(run: Run) -> pd.DataFrame:
+def lengths(length_sweep: pd.DataFrame) -> pd.DataFrame:
     """Share of texts whose logits differ at a length, and of those whose prefill wrote another cache."""
-    means = run.rows.groupby(["attention", "dtype", "n_tokens"], sort=False)[["logits_equal", "cache_equal"]].mean()
+    means = length_sweep.groupby(["attention", "dtype", "n_tokens"], sort=False)[["logits_equal", "cache_equal"]].mean()
     return (1 - means).set_axis(["logits", "cache"], axis=1).reset_index()
 
 
-def _forms(run: Run) -> pd.DataFrame:
+def forms(attention_forms: pd.DataFrame) -> pd.DataFrame:
     """Share of rows that differ from the causal pass."""
-    sums = run.rows.groupby(["kernel", "dtype", "form", "keys"], sort=False)[["equal_rows", "compared_rows"]].sum()
+    forms = attention_forms.groupby(["kernel", "dtype", "form", "keys"], sort=False)
+    sums = forms[["equal_rows", "compared_rows"]].sum()
     return (1 - sums["equal_rows"] / sums["compared_rows"]).rename("share").reset_index()
 
 
-def _steps(run: Run) -> pd.DataFrame:
+def steps(cache_factorial: pd.DataFrame) -> pd.DataFrame:
     """Cached steps with their drift in unit roundoffs, in two groups: the drawn lengths, and one token more."""
-    rows = run.rows
+    rows = cache_factorial
     return rows.assign(
         n_tokens=rows.groupby(["dtype", "longer"])["n_tokens"].transform(lambda of: between(of, "{}")),
         units=rows["relative_rms"] / rows["dtype"].map(UNIT_ROUNDOFF), differs=rows["differing_share"] > 0,
     )
 
 
-def _prompts(run: Run) -> pd.DataFrame:
+def prompts(equal_shapes: pd.DataFrame) -> pd.DataFrame:
     """Tell of every prompt that was read twice whether anything differs."""
-    differing = run.rows.groupby(["shapes", "dtype", "source", "sample"], sort=False)["differing"].sum().reset_index()
+    prompts = equal_shapes.groupby(["shapes", "dtype", "source", "sample"], sort=False)
+    differing = prompts["differing"].sum().reset_index()
     return differing.assign(differs=differing["differing"] > 0, equal=differing["differing"] == 0)
 
 
-def _kernels(run: Run) -> pd.DataFrame:
+def kernels_by_rows(kernels: pd.DataFrame) -> pd.DataFrame:
     """Name what ran for each number of rows; of the attention, too, how many rows its products have at most."""
-    rows = run.rows.join(run.rows["shape"].str.extract(r"(?P<height>\d+)x(?P<terms>\d+)").apply(pd.to_numeric))
+    rows = kernels.join(kernels["shape"].str.extract(r"(?P<height>\d+)x(?P<terms>\d+)").apply(pd.to_numeric))
     # A shape is reported of some calls only, and the attention's first product has its terms.
     rows["terms"] = rows.groupby("operation")["terms"].transform("min")
     groups = rows.groupby(["dtype", "operation", "rows"], sort=False)
@@ -161,46 +183,21 @@ def _kernels(run: Run) -> pd.DataFrame:
     return found.assign(linear=found["operation"] != ATTENTION)
 
 
-def _orders(run: Run) -> pd.DataFrame:
+def orders(summation: pd.DataFrame) -> pd.DataFrame:
     """Tell of every product whether its order is another than that of the most rows, and whether bits disagree."""
-    rows = run.rows[run.rows["in_a_row"].notna()]
+    rows = summation[summation["in_a_row"].notna()]
     other, differs = rows["order_equal"] == 0, rows["equal_rows"] < rows["rows"]
     return rows.assign(other=other, unexplained=other != differs, last=rows["operations"].str.contains("down_proj"))
 
 
-def _with_threads(orders: pd.DataFrame) -> pd.DataFrame:
+def with_threads(orders: pd.DataFrame) -> pd.DataFrame:
     """Tell at which shapes and numbers of rows kernel and order change with the number of threads."""
     groups = orders.groupby(["dtype", "operations", "rows"], sort=False)[["kernel", "other"]]
     return groups.agg(lambda of: len(set(of)) > 1).reset_index()
 
 
-def _one_against_many(orders: pd.DataFrame) -> pd.DataFrame:
+def one_against_many(orders: pd.DataFrame) -> pd.DataFrame:
     """Divide the terms in a row of one row's sums by those of the most rows, on the fewest threads."""
     orders = orders[orders["threads"] == orders["threads"].min()].set_index(["dtype", "operations"])
     terms = [orders.loc[orders["rows"] == count, "in_a_row"] for count in (1, orders["rows"].max())]
     return (terms[0] / terms[1]).rename("longer").reset_index()
-
-
-ROWS = {
-    "operations": Frame(_operations, ("operation_replay",)),
-    "operations of the first model": Frame(_of_first_model, ("operations",)),
-    "calls": Frame(_calls, ("operation_replay",)),
-    "calls of the first model": Frame(_of_first_model, ("calls",)),
-    # Averaged over texts, as the sentences do.
-    "kinds": Frame(
-        lambda calls: calls.groupby([*_CASE, "pass", "kind"], sort=False)["share"].mean().reset_index(), ("calls",)
-    ),
-    "calls but down_proj": Frame(_but_down_proj, ("operation_replay",)),
-    "beginnings": Frame(_beginnings, ("operation_replay",)),
-    "beginnings of the first model": Frame(_of_first_model, ("beginnings",)),
-    "products": Frame(_products, ("gemm_map",)),
-    "differing products": Frame(_differing_products, ("products",)),
-    "lengths": Frame(_lengths, ("length_sweep",)),
-    "forms": Frame(_forms, ("attention_forms",)),
-    "steps": Frame(_steps, ("cache_factorial",)),
-    "prompts": Frame(_prompts, ("equal_shapes",)),
-    "kernels by rows": Frame(_kernels, ("kernels",)),
-    "orders": Frame(_orders, ("summation",)),
-    "with threads": Frame(_with_threads, ("orders",)),
-    "one against many": Frame(_one_against_many, ("orders",)),
-}

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbook.runs.records import Run
 from kvreport.chapters.where_drift_begins import measures, rows
 from kvreport.publishing import processors
-from kvreport.publishing.found import Found
+from kvreport.publishing.found import Found, of_runs
 from kvreport.publishing.judging import with_units
 from kvreport.publishing.wording import DTYPES, between, listed, percent
 
@@ -43,7 +43,7 @@ def by_torch(runs: Iterable[Run]) -> pd.DataFrame:
     """Lay out what replays with several versions of torch found."""
     table = []
     for run in runs:
-        found = Found(rows.ROWS, {"operation_replay": run})
+        found = of_runs("where_drift_begins", {"operation_replay": run})
         kinds = found["kinds"][found["kinds"]["share"] > 0]
         for (attention, dtype), texts in found["beginnings"].groupby(["attention", "dtype"], sort=False):
             differing = kinds[(kinds["attention"] == attention) & (kinds["dtype"] == dtype)]

@@ -4,8 +4,6 @@ import numpy as np
 import pandas as pd
 
 from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.runs.records import Run
-from kvreport.publishing.found import Frame
 from kvreport.publishing.wording import DTYPES
 
 # The chapter's experiment and the revision of its rows.
@@ -23,6 +21,8 @@ UNCACHED = "no cache"
 INDEPENDENT = 2**0.5
 # A shift that explains less of the mean square than this is lost in the scatter.
 LEAST_EXPLAINED = 0.1
+# Of neighbouring positions.
+_GROUPS = 6
 
 
 def root_mean_square(values: pd.Series) -> float:
@@ -30,7 +30,7 @@ def root_mean_square(values: pd.Series) -> float:
     return float(np.sqrt(np.square(values).mean()))
 
 
-def pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def _pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Pool errors over rows: root mean squares, and the correlation of all errors, concatenated."""
     squares = rows[by].assign(
         error_full=rows["error_full"] ** 2, error=rows["error"] ** 2, drift=rows["drift"] ** 2,
@@ -46,9 +46,9 @@ def pooled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return found.reset_index()
 
 
-def _logits(run: Run) -> pd.DataFrame:
+def logits(path_errors: pd.DataFrame) -> pd.DataFrame:
     """Keep the logits of the dtypes under test, without the rows that try the reference."""
-    of = run.rows[(run.rows["place"] == "logits") & ~run.rows["path"].isin([CHECK, AS_LOADED])]
+    of = path_errors[(path_errors["place"] == "logits") & ~path_errors["path"].isin([CHECK, AS_LOADED])]
     difference, sharper = of["nats"] - of["nats_full"], of["entropy"] - of["entropy_full"]
     return of.assign(closer=_closer(of), difference=difference, sharper=sharper)
 
@@ -58,28 +58,34 @@ def _closer(rows: pd.DataFrame) -> pd.Series:
     return (rows["error"] < rows["error_full"]).astype(float).where(rows["error"] != rows["error_full"])
 
 
-def _by_text(logits: pd.DataFrame) -> pd.DataFrame:
+def texts(logits: pd.DataFrame) -> pd.DataFrame:
+    """Pool the errors of each text's positions, and tell which path is closer."""
     by = [*SERIES, "sample", "source"]
-    texts, kl = pooled(logits, by), logits.groupby(by, sort=False)[["kl", "kl_full"]].mean()
+    texts, kl = _pooled(logits, by), logits.groupby(by, sort=False)[["kl", "kl_full"]].mean()
     # In fp64 a path can be the reference's own; without an error there is no correlation, and no distance in its units.
     apart = texts["apart"].where(texts["correlation"].notna())
     return texts.assign(closer=_closer(texts), apart=apart, kl_ratio=(kl["kl"] / kl["kl_full"]).to_numpy())
 
 
-def _by_layer(run: Run) -> pd.DataFrame:
+def layers(path_errors: pd.DataFrame) -> pd.DataFrame:
     """Pool errors over texts, hidden state by hidden state; the logits are one layer further."""
-    return pooled(run.rows[run.rows["place"] != "vocabulary"], [*SERIES, "place", "layer"])
+    return _pooled(path_errors[path_errors["place"] != "vocabulary"], [*SERIES, "place", "layer"])
 
 
-def _by_position(logits: pd.DataFrame, groups: int = 6) -> pd.DataFrame:
+def vocabulary(path_errors: pd.DataFrame) -> pd.DataFrame:
+    """Keep the log-probabilities that are followed through the vocabulary."""
+    return path_errors[path_errors["place"] == "vocabulary"]
+
+
+def positions(logits: pd.DataFrame) -> pd.DataFrame:
     """Follow the logits' error along the text, in groups of neighbouring positions."""
     logits = logits[logits["path"] != OFF_BY_ONE]
-    edges = np.linspace(logits["position"].min(), logits["position"].max() + 1, groups + 1)
+    edges = np.linspace(logits["position"].min(), logits["position"].max() + 1, _GROUPS + 1)
     group = np.digitize(logits["position"], edges[1:-1])
-    return pooled(logits.assign(position=(edges[:-1] + edges[1:] - 1)[group] / 2), [*SERIES, "position"])
+    return _pooled(logits.assign(position=(edges[:-1] + edges[1:] - 1)[group] / 2), [*SERIES, "position"])
 
 
-def _along(logits: pd.DataFrame) -> pd.DataFrame:
+def along_the_text(logits: pd.DataFrame) -> pd.DataFrame:
     """Measure for every text how the ratio of errors goes with the position."""
     usable = logits[(logits["path"] == CACHED) & (logits["error"] > 0) & (logits["error_full"] > 0)]
     by = ["model", "dtype", "sample", "source"]
@@ -93,7 +99,7 @@ def _change(text: pd.DataFrame) -> float:
     return np.exp((place @ logs) / (place @ place) * (text["position"].max() - text["position"].min()))
 
 
-def _reference(run: Run, logits: pd.DataFrame) -> pd.DataFrame:
+def reference(path_errors: pd.DataFrame, logits: pd.DataFrame) -> pd.DataFrame:
     """Show what the reference is worth beside the smallest error that is measured with it."""
     finest = min(logits["dtype"].unique(), key=UNIT_ROUNDOFF.__getitem__)
     shown = (
@@ -101,19 +107,8 @@ def _reference(run: Run, logits: pd.DataFrame) -> pd.DataFrame:
         (CACHED, CACHED, finest, "error"), (UNCACHED, CACHED, finest, "error_full"),
     )
     table = []
-    for model, own in run.rows[run.rows["place"] == "logits"].groupby("model", sort=False):
+    for model, own in path_errors[path_errors["place"] == "logits"].groupby("model", sort=False):
         for name, path, dtype, error in shown:
             part = own[(own["path"] == path) & (own["dtype"] == dtype)]
             table.append((model, name, DTYPES[dtype], root_mean_square(part[error]), part["sample"].nunique()))
     return pd.DataFrame(table, columns=["model", "compared with the reference", "dtype", "logits", "samples"])
-
-
-ROWS = {
-    "logits": Frame(_logits, ("path_errors",)),
-    "texts": Frame(_by_text, ("logits",)),
-    "layers": Frame(_by_layer, ("path_errors",)),
-    "positions": Frame(_by_position, ("logits",)),
-    "along the text": Frame(_along, ("logits",)),
-    "vocabulary": Frame(lambda run: run.rows[run.rows["place"] == "vocabulary"], ("path_errors",)),
-    "reference": Frame(_reference, ("path_errors", "logits")),
-}
