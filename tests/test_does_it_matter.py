@@ -27,7 +27,6 @@ from kvreport.chapters.does_it_matter import (
     long_contexts,
     measures,
     quantized_caches,
-    sliding_windows,
     tables,
     teacher_forced,
     usage_factorial,
@@ -251,7 +250,7 @@ def test_control_positions_off_by_one_on_a_cache_are_far_from_fp64_to_the_end_of
 def test_each_way_past_a_window_scores_what_a_model_says_that_sees_those_tokens(settings, subject):
     sample = long_contexts.texts(settings)[2]
     model, text = subject.baseline.model, subject.tensor([sample.ids])
-    rows = pd.DataFrame(sliding_windows.follow(subject, sample))
+    rows = pd.DataFrame(long_contexts.follow_windows(subject, sample))
     losses = {way: of.set_index("read_from")["nll"] for way, of in rows.groupby("way")}
     # 48 tokens: four pieces of 6 to a window.
     ids, targets = text[:, :-1], text[0, 1:]
@@ -272,8 +271,8 @@ def test_each_way_past_a_window_scores_what_a_model_says_that_sees_those_tokens(
 
 
 def test_control_a_cache_that_forgets_nothing_reads_the_whole_text(settings, subject, monkeypatch):
-    monkeypatch.setattr(sliding_windows, "_forget", lambda _cache, kept, _n_tokens: kept)
-    rows = pd.DataFrame(sliding_windows.follow(subject, long_contexts.texts(settings)[2])).set_index("way")
+    monkeypatch.setattr(long_contexts, "_forget", lambda _cache, kept, _n_tokens: kept)
+    rows = pd.DataFrame(long_contexts.follow_windows(subject, long_contexts.texts(settings)[2])).set_index("way")
     for way in named.FORGETTING:
         assert rows.loc[way, "nll"].tolist() == pytest.approx(rows.loc[named.WHOLE, "nll"].tolist(), rel=1e-5)
 
@@ -283,14 +282,14 @@ def test_a_cache_makes_room_once_for_each_piece_and_keeps_the_same_early_tokens_
     cache, early = transformers.DynamicCache(), list(range(10))[kept]
     keys = torch.arange(10.0)[None, None, :, None]
     cache.update(keys, -keys, 0)
-    after = sliding_windows._forget(cache, kept, 7)
+    after = long_contexts._forget(cache, kept, 7)
     assert after == slice(0, len(early))
     assert cache.layers[0].keys.flatten().tolist() == [*early, *range(10 - 7 + len(early), 10)]
     assert torch.equal(cache.layers[0].values, -cache.layers[0].keys)
-    assert sliding_windows._forget(cache, after, 7) == after
+    assert long_contexts._forget(cache, after, 7) == after
     assert cache.get_seq_length() == 7
     cache.update(keys, -keys, 0)
-    assert sliding_windows._forget(cache, after, 7) == after
+    assert long_contexts._forget(cache, after, 7) == after
     assert cache.layers[0].keys.flatten()[: len(early)].tolist() == early
 
 

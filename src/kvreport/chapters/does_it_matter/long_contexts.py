@@ -1,10 +1,15 @@
-"""Texts as long as a model's context, in one pass and in pieces on caches, all held against fp64 by position.
+"""Texts as long as a model's context: in one pass and in pieces on caches, and past a window that slides along them.
 
 Every piece has 256 tokens; what is read first is not scored.  Positions fall into half octaves, so that texts of all
 lengths meet in the first ones.  Of each at most 64 positions are scored, evenly spread: the output head reads those
-alone, and the logits of a whole text are never there.  The reference has the weights of the dtype under test.
+alone, and the logits of a whole text are never there.  Passes over a whole text are held against fp64; that reference
+has the weights of the dtype under test.
 
-Rows, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
+A window has four pieces, or half of a shorter text.  The tokens of a piece see each other and the pieces before them
+that the window holds.  Read anew, keys and values know of nothing outside it; on a cache that forgets its oldest
+tokens they were computed while those were still seen.  A cache's positions are those in the text.
+
+Rows of both experiments, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
 """
 
 import dataclasses
@@ -15,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook import UserError
 from kvbook.measuring import caches, fp64_reference, predictions
@@ -46,8 +51,7 @@ def texts(settings: DoesItMatterSettings) -> list[corpus.Sample]:
 def inputs(settings: DoesItMatterSettings) -> Inputs:
     """Name the model and the corpus, and refuse what cannot be run."""
     placement.dtype_on("float64", placement.device_of(settings.device))
-    cut = texts(settings)
-    return variants.inputs(settings, len(cut[0].ids), 1, len(cut[0].ids))
+    return inputs_of_windows(settings)
 
 
 def measure(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
@@ -100,12 +104,77 @@ def states(model: PreTrainedModel, ids: torch.Tensor, **options) -> torch.Tensor
     return model.base_model(ids, **options).last_hidden_state[0]
 
 
+def inputs_of_windows(settings: DoesItMatterSettings) -> Inputs:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    longest = len(texts(settings)[0].ids)
+    return variants.inputs(settings, longest, 1, longest)
+
+
+def measure_windows(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Read every text whole, in windows and on caches."""
+    variants.follow_all(settings, writer, texts(settings), "sliding windows", follow_windows)
+
+
+def follow_windows(subject: variants.Subject, sample: corpus.Sample) -> Rows:
+    """Score one text past its first window in every way, each held against the window that is read anew."""
+    model, text = subject.baseline.model, subject.tensor([sample.ids])
+    ids, targets = text[:, :-1], text[0, 1:]
+    piece = min(named.PIECE, text.shape[1] // (2 * named.PIECES))
+    window = named.PIECES * piece
+    read = {named.WHOLE: states(model, ids)}
+    read |= {way: _kept(model, ids, piece, kept) for way, kept in named.FORGETTING.items()}
+    ends = range(window + piece, len(targets) + piece, piece)
+    anew = (states(model, ids[:, end - window : end])[window - piece :] for end in ends)
+    read[named.ANEW] = torch.cat([states(model, ids[:, :window]), *anew])
+    for place, (begin, end, at) in enumerate(bins(window, len(targets))):
+        logits = {way: model.get_output_embeddings()(found[at]) for way, found in read.items()}
+        for way, others in logits.items():
+            found = predictions.compare(logits[named.ANEW], others, targets[at])
+            yield {
+                "length": text.shape[1], "way": way, "bin": place, "read_from": begin, "read_to": end,
+                "n_tokens": len(at), "kl": found.kl.mean().item(), "nll": (found.nll - found.dlogp).mean().item(),
+            }
+
+
+def _kept(model: PreTrainedModel, ids: torch.Tensor, piece: int, kept: slice) -> torch.Tensor:
+    """Read a text on a cache that makes room for each piece: it keeps some of the first tokens and the last ones."""
+    cache, found = DynamicCache(config=model.config), []
+    for places in torch.arange(ids.shape[1], device=ids.device)[None].split(piece, 1):
+        kept = _forget(cache, kept, (named.PIECES - 1) * piece)
+        found.append(states(model, ids[:, places[0]], past_key_values=cache, **variants.positions(model, places)))
+    return torch.cat(found)
+
+
+def _forget(cache: Cache, kept: slice, n_tokens: int) -> slice:
+    """Make room where a cache holds more than so many tokens, and say where those that it is to keep stand then."""
+    if (over := cache.get_seq_length() - n_tokens) <= 0:
+        return kept
+    count = kept.stop - kept.start
+    for layer in cache.layers:
+        layer.keys, layer.values = (
+            torch.cat([of[:, :, kept], of[:, :, over + count :]], 2) for of in (layer.keys, layer.values)
+        )
+    return slice(0, count)
+
+
 def work(settings: DoesItMatterSettings) -> Work:
     """Count the passes of each model in each dtype, as passes over the longest text."""
-    passes = sum(settings.text_lengths) / max(settings.text_lengths)
+    passes = _over_longest(settings)
     return Work(max(settings.text_lengths), (1 + len(named.LONG_WAYS)) * passes, dtypes=settings.dtypes, in_fp64=passes)
 
 
-EXPERIMENT = Experiment(
-    "long_contexts", DoesItMatterSettings, inputs, measure, fields=variants.FIELDS | {"text_lengths"}, work=work
+def work_of_windows(settings: DoesItMatterSettings) -> Work:
+    """Count the passes likewise; each piece but the first ones is read with the window before it."""
+    passes = (1 + len(named.FORGETTING) + named.PIECES) * _over_longest(settings)
+    return Work(max(settings.text_lengths), passes, dtypes=settings.dtypes)
+
+
+def _over_longest(settings: DoesItMatterSettings) -> float:
+    return sum(settings.text_lengths) / max(settings.text_lengths)
+
+
+_FIELDS = variants.FIELDS | {"text_lengths"}
+EXPERIMENT = Experiment("long_contexts", DoesItMatterSettings, inputs, measure, fields=_FIELDS, work=work)
+WINDOWS = Experiment(
+    "sliding_windows", DoesItMatterSettings, inputs_of_windows, measure_windows, fields=_FIELDS, work=work_of_windows
 )
