@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import importlib
 import json
 import re
 from collections import Counter
@@ -59,6 +60,16 @@ def test_what_was_not_run_is_said_of_every_statement(chapter):
     said = {name: statements.check(one, found).outcome for name, one in measures_of(chapter.name).STATEMENTS.items()}
     # What the stand-ins have learnt ships with them.
     assert set(said.values()) == ({"holds"} if chapter.name == "models" else {"not run"})
+
+
+@BY_NAME
+def test_rows_are_made_of_what_their_chapter_measures(chapter):
+    rows, found = importlib.import_module(f"{chapter.package}.rows"), of_runs(chapter.name, {})
+    # A misspelt parameter would name rows that are never there.
+    found.frames["planted"] = lambda misspelt: misspelt
+    experiments = {name: found._experiments(name) for name in found.frames}
+    wrong = [name for name, made_of in experiments.items() if not {*made_of} <= rows.EXPERIMENTS.keys()]
+    assert wrong == ["planted"]
 
 
 @BY_NAME
