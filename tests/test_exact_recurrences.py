@@ -44,7 +44,7 @@ def test_a_prefill_and_single_steps_give_equal_bits_and_stocks_result_but_for_ro
 def test_control_with_scans_left_as_they_are_the_same_comparison_fails(name, monkeypatch):
     monkeypatch.setattr(recurrences, "_SCANS", {})
     monkeypatch.setattr(recurrences, "_WRAPPED", {})
-    monkeypatch.setattr(recurrences, "_guarded", lambda stock: stock)
+    monkeypatch.setattr(recurrences, "_guarded", lambda stock, *given, **more: stock(*given, **more))
     # What a scan in chunks is made of, such as a triangular solution, is not known either.
     with torch.inference_mode(), row_invariant(), contextlib.suppress(NotInvariant):
         assert not steps_equal_the_text(configurations.build(name))

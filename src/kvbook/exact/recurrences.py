@@ -31,83 +31,67 @@ def _marked(state: torch.Tensor, anew: bool = False) -> torch.Tensor:
     return state
 
 
-def _mamba2(module: ModuleType) -> Callable[..., Any]:
-    step = module.mamba2_selective_state_update
-
-    def scan(
-        hidden_states, dt, A, B, C, *, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
-        dt_limit=(0.0, math.inf), return_final_states=False, **_more,
-    ):
-        if tuple(dt_limit) != (0.0, math.inf):
-            what = f"mamba2_chunk_scan with time steps within {dt_limit}"
-            why = "to which transformers holds a text but no single token"
-            raise met(f"{what}, {why}", "use a configuration with time_step_limit=(0, inf)")
-        batch_size, length, heads, width = hidden_states.shape
-        size = B.shape[-1]
-        state = hidden_states.new_zeros(batch_size, heads, width, size, dtype=torch.float32)
-        if initial_states is not None:
-            state.copy_(initial_states)
-        over_width = {"dt_bias": dt_bias[:, None].expand(-1, width), "D": D[:, None].expand(-1, width)}
-        A = A[:, None, None].expand(-1, width, size)
-        out = [
-            step(state, hidden_states[:, i], dt[:, i, :, None].expand(-1, -1, width), A, B[:, i], C[:, i],
-                 z=None, dt_softplus=dt_softplus, **over_width)
-            for i in range(length)
-        ]
-        out = torch.stack(out, 1)
-        return (out, _marked(state)) if return_final_states else out
-
-    return scan
+def _mamba2(
+    step, hidden_states, dt, A, B, C, *, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
+    dt_limit=(0.0, math.inf), return_final_states=False, **_more,
+):
+    if tuple(dt_limit) != (0.0, math.inf):
+        what = f"mamba2_chunk_scan with time steps within {dt_limit}"
+        why = "to which transformers holds a text but no single token"
+        raise met(f"{what}, {why}", "use a configuration with time_step_limit=(0, inf)")
+    batch_size, length, heads, width = hidden_states.shape
+    size = B.shape[-1]
+    state = hidden_states.new_zeros(batch_size, heads, width, size, dtype=torch.float32)
+    if initial_states is not None:
+        state.copy_(initial_states)
+    over_width = {"dt_bias": dt_bias[:, None].expand(-1, width), "D": D[:, None].expand(-1, width)}
+    A = A[:, None, None].expand(-1, width, size)
+    out = [
+        step(state, hidden_states[:, i], dt[:, i, :, None].expand(-1, -1, width), A, B[:, i], C[:, i],
+             z=None, dt_softplus=dt_softplus, **over_width)
+        for i in range(length)
+    ]
+    out = torch.stack(out, 1)
+    return (out, _marked(state)) if return_final_states else out
 
 
-def _mamba(module: ModuleType) -> Callable[..., Any]:
-    step = module.mamba_selective_state_update
-
-    def scan(
-        hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
-        **_more
-    ):
-        batch_size, channels, length = hidden_states.shape
-        state = hidden_states.new_zeros(batch_size, channels, A.shape[-1], dtype=torch.float32)
-        out = [
-            step(state, hidden_states[..., i], dt[..., i], A, B[..., i], C[..., i],
-                 # A step is given it as the layer holds it, a scan widened.
-                 None if D is None else D.to(hidden_states.dtype),
-                 z=None if z is None else z[..., i], dt_bias=delta_bias, dt_softplus=delta_softplus)
-            for i in range(length)
-        ]
-        out = torch.stack(out, -1)
-        return (out, _marked(state, anew=True)) if return_last_state else out
-
-    return scan
+def _mamba(
+    step, hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
+    **_more
+):
+    batch_size, channels, length = hidden_states.shape
+    state = hidden_states.new_zeros(batch_size, channels, A.shape[-1], dtype=torch.float32)
+    out = [
+        step(state, hidden_states[..., i], dt[..., i], A, B[..., i], C[..., i],
+             # A step is given it as the layer holds it, a scan widened.
+             None if D is None else D.to(hidden_states.dtype),
+             z=None if z is None else z[..., i], dt_bias=delta_bias, dt_softplus=delta_softplus)
+        for i in range(length)
+    ]
+    out = torch.stack(out, -1)
+    return (out, _marked(state, anew=True)) if return_last_state else out
 
 
 def _contiguous(x: Any) -> Any:
     return x.contiguous() if isinstance(x, torch.Tensor) else x
 
 
-def _delta(name: str, module: ModuleType) -> Callable[..., Any]:
-    recurrent = getattr(module, name)
-
-    def scan(*arguments, **options):
-        # A sum along a row takes another order where the row is scattered, as it is after a convolution of several.
-        options.pop("chunk_size", None)
-        laid_out = {key: _contiguous(x) for key, x in options.items()}
-        out, state = recurrent(*map(_contiguous, arguments), **laid_out)
-        return out, None if state is None else _marked(state)
-
-    return scan
+def _delta(step, *arguments, **options):
+    # A sum along a row takes another order where the row is scattered, as it is after a convolution of several.
+    options.pop("chunk_size", None)
+    laid_out = {key: _contiguous(x) for key, x in options.items()}
+    out, state = step(*map(_contiguous, arguments), **laid_out)
+    return out, None if state is None else _marked(state)
 
 
-_gated_delta = functools.partial(_delta, "torch_recurrent_gated_delta_rule")
-_kimi_delta = functools.partial(_delta, "recurrent_kimi_delta_attention")
-
-
-# What reads a text, by its name in transformers' modules; and what makes of it a loop of steps.
-_SCANS: dict[str, Callable[[ModuleType], Callable[..., Any]]] = {
-    "mamba2_chunk_scan": _mamba2, "mamba_selective_scan": _mamba,
-    "torch_chunk_gated_delta_rule": _gated_delta, "torch_recurrent_gated_delta_rule": _gated_delta,
-    "chunk_kimi_delta_attention": _kimi_delta, "recurrent_kimi_delta_attention": _kimi_delta,
+# What reads a text, by its name in transformers' modules: what makes of it a loop of steps, and what reads a token.
+_SCANS: dict[str, tuple[Callable[..., Any], str]] = {
+    "mamba2_chunk_scan": (_mamba2, "mamba2_selective_state_update"),
+    "mamba_selective_scan": (_mamba, "mamba_selective_state_update"),
+    "torch_chunk_gated_delta_rule": (_delta, "torch_recurrent_gated_delta_rule"),
+    "torch_recurrent_gated_delta_rule": (_delta, "torch_recurrent_gated_delta_rule"),
+    "chunk_kimi_delta_attention": (_delta, "recurrent_kimi_delta_attention"),
+    "recurrent_kimi_delta_attention": (_delta, "recurrent_kimi_delta_attention"),
 }
 
 
@@ -120,30 +104,24 @@ class _Within(threading.local):
 _within = _Within()
 
 
-def _known(anew: bool, stock: Callable[..., Any]) -> Callable[..., Any]:
+# What takes the place of a method is given the stock one first.
+
+
+def _known(anew: bool, stock, *arguments, **options):
     """Trust a class whose states are not a scan's result: a row of the last token, or several results together."""
-
-    @functools.wraps(stock)
-    def forward(*arguments, **options):
-        with patch.object(_within, "anew", anew):
-            return stock(*arguments, **options)
-
-    return forward
+    with patch.object(_within, "anew", anew):
+        return stock(*arguments, **options)
 
 
-def _guarded(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @functools.wraps(stock)
-    def update(self, recurrent_states: torch.Tensor, state_idx: int = 0, **options):
-        anew = getattr(recurrent_states, _MARK, _within.anew)
-        if anew is None:
-            raise met("a recurrent state from a formula that it does not know", "leave the block for this model")
-        held = self.recurrent_states[state_idx]
-        if anew and held is not None and bool(held.any()):
-            what = "mamba_selective_scan on top of a state, which transformers leaves out"
-            raise met(what, "feed the text whole, or one token at a time")
-        return stock(self, recurrent_states, state_idx=state_idx, **options)
-
-    return update
+def _guarded(stock, self, recurrent_states: torch.Tensor, state_idx: int = 0, **options) -> torch.Tensor:
+    anew = getattr(recurrent_states, _MARK, _within.anew)
+    if anew is None:
+        raise met("a recurrent state from a formula that it does not know", "leave the block for this model")
+    held = self.recurrent_states[state_idx]
+    if anew and held is not None and bool(held.any()):
+        what = "mamba_selective_scan on top of a state, which transformers leaves out"
+        raise met(what, "feed the text whole, or one token at a time")
+    return stock(self, recurrent_states, state_idx=state_idx, **options)
 
 
 class _FromNothing:
@@ -161,28 +139,19 @@ class _FromNothing:
             self._cache.set_linear_cache(layer, state)
 
 
-def _token_by_token(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **more):
-        shape = (len(hidden_states), self.num_attention_heads, self.head_dim, self.head_dim)
-        cache = _FromNothing(past_key_values, hidden_states.new_zeros(shape))
-        return stock(self, hidden_states, position_embeddings, attention_mask, past_key_values=cache, **more)
-
-    return forward
+def _token_by_token(stock, self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **more):
+    shape = (len(hidden_states), self.num_attention_heads, self.head_dim, self.head_dim)
+    cache = _FromNothing(past_key_values, hidden_states.new_zeros(shape))
+    return stock(self, hidden_states, position_embeddings, attention_mask, past_key_values=cache, **more)
 
 
 # A cache that hands back what it is given, in the dtype that a cache would have been given it in.
 _AS_GIVEN = SimpleNamespace(update=lambda keys, values, _layer: (keys, values))
 
 
-def _as_with_a_cache(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _as_with_a_cache(stock, self, hidden_states, layer_past=None, *arguments, **options):
     """Round keys as they are for a cache also where there is none: CodeGen's are in 32 bits, whatever its dtype."""
-
-    @functools.wraps(stock)
-    def forward(self, hidden_states, layer_past=None, *arguments, **options):
-        return stock(self, hidden_states, _AS_GIVEN if layer_past is None else layer_past, *arguments, **options)
-
-    return forward
+    return stock(self, hidden_states, _AS_GIVEN if layer_past is None else layer_past, *arguments, **options)
 
 
 def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -> torch.Tensor:
@@ -195,23 +164,20 @@ def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -
     return slopes * (torch.arange(keys, device=position_bias.device) - query).to(position_bias.dtype)
 
 
-def _relative_to_the_query(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _relative_to_the_query(
+    stock, self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **more
+):
     """Feed MPT's attention a bias that is taken from the query that it belongs to.
 
     transformers counts MPT's bias from the last key that there is, and leaves it to the softmax to take the shift out
     again.  It does, but for rounding: the score that the bias is added to is rounded at another size for every number
     of keys.
     """
-
-    @functools.wraps(stock)
-    def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **more):
-        bias = _bias(position_bias, hidden_states.shape[1], past_key_values, self.layer_idx)
-        return stock(self, hidden_states, bias, past_key_values, attention_mask, **more)
-
-    return forward
+    bias = _bias(position_bias, hidden_states.shape[1], past_key_values, self.layer_idx)
+    return stock(self, hidden_states, bias, past_key_values, attention_mask, **more)
 
 
-# What takes the place of a class's forward, made from it.
+# What takes the place of a class's forward.
 _WRAPPED: dict[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": _token_by_token,
     "ZayaCCAProjection": functools.partial(_known, False),
@@ -219,10 +185,18 @@ _WRAPPED: dict[str, Callable[..., Any]] = {
     "CodeGenAttention": _as_with_a_cache,
     "MptAttention": _relative_to_the_query,
     # Its text and its single tokens go through formulas of their own.
-    "xLSTMModel": lambda _stock: Refusal(
+    "xLSTMModel": Refusal(
         "xLSTMModel", "whose cached pass is another formula than its full pass", "use a model without it"
     ),
 }
+
+
+def _in_place_of(stock: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def method(*arguments, **options):
+        return ours(stock, *arguments, **options)
+
+    return method
 
 
 def _is_modeling(name: str) -> bool:
@@ -233,9 +207,10 @@ def _replacements(module: ModuleType) -> Iterator[tuple[object, str, Callable[..
     """List what to put where for one module."""
     held = vars(module)
     for scan in _SCANS.keys() & held.keys():
-        yield module, scan, _SCANS[scan](module)
+        ours, step = _SCANS[scan]
+        yield module, scan, functools.partial(ours, getattr(module, step))
     for kind in _WRAPPED.keys() & held.keys():
-        yield held[kind], "forward", _WRAPPED[kind](held[kind].forward)
+        yield held[kind], "forward", _in_place_of(held[kind].forward, _WRAPPED[kind])
 
 
 class _Replaced(MetaPathFinder):
@@ -287,7 +262,7 @@ def token_by_token() -> Iterator[None]:
     try:
         # Older releases have no such class; there the switch is refused, unless it is asked for untried.
         if layer := getattr(cache_utils, "LinearAttentionLayer", None):
-            changed.put(layer, "update_recurrent_state", _guarded(layer.update_recurrent_state))
+            changed.put(layer, "update_recurrent_state", _in_place_of(layer.update_recurrent_state, _guarded))
         for name, module in list(sys.modules.items()):
             if _is_modeling(name):
                 changed.put_into(module)
