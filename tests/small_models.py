@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from kvbook import paths
-from kvbook.diagnosis.settings import CheckSettings
+from kvbook.diagnosis import CheckSettings
 from kvreport.chapters.from_scratch.gpt.training import Recipe
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}

@@ -143,7 +143,7 @@ def test_time_and_memory_of_a_large_model_are_said_before_it_is_loaded(llama_fol
     monkeypatch.setattr(loading, "load", Mock(side_effect=UserError("not loaded")))
     # Control: not of a small one.
     for large, words in ((1000, "kvbook: small-llama in float32, float64 takes about "), (1e9, "")):
-        monkeypatch.setattr(check, "LARGE", large)
+        monkeypatch.setattr(check.layerwise, "LARGE", large)
         assert refusal(lambda: check.check(asked(llama_folder, text_folder))) == "not loaded"
         assert capsys.readouterr().err[: len(words) or None] == words
 

@@ -91,7 +91,7 @@ def rows_in_fp64(model) -> pd.DataFrame:
 def test_control_softmax_in_32_bits_would_make_a_sound_mpt_look_like_a_bug(family_folders, monkeypatch):
     model = loading.load(str(family_folders["mpt"]), dtype="float64").model
     assert verdict.judge(rows_in_fp64(model)).kind == "rounding"
-    monkeypatch.setattr(probe, "widened", lambda dtype: nullcontext())
+    monkeypatch.setattr(probe.in_fp64, "widened", lambda dtype: nullcontext())
     assert verdict.judge(rows_in_fp64(model)).kind == "bug"
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from kvbook import UserError
 from kvbook.atlas import PATHS, table
-from kvbook.diagnosis import check, known
-from kvbook.diagnosis.settings import CheckSettings
+from kvbook.diagnosis import CheckSettings, check, known
 from kvbook.exact import switch
 from kvreport.site import history
 

@@ -28,7 +28,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import kvbook
 from kvbook.diagnosis import check
-from kvbook.diagnosis.settings import CheckSettings
+from kvbook.diagnosis import CheckSettings
 from kvbook.exact import row_invariant, verify
 
 outcome = check.check(CheckSettings.checked(model="llama", n_samples=1, n_tokens=12, thorough=True))

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbook import paths
-from kvbook.diagnosis import check
-from kvbook.diagnosis.settings import CheckSettings
+from kvbook.diagnosis import CheckSettings, check
 from kvbook.measuring import costs
 from kvbook.models import loading
 from kvbook.runs import machine

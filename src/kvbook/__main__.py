@@ -92,8 +92,7 @@ def check(
         of_weights = {"--dtypes": dtypes, "--cache-dtype": cache_dtype, "--memory": memory}
         _refuse("server", of_weights | unused | {"--prefix": prefix, "--rest": rest})
         _check_server(model, served, control, lengths, timeout, answers, remote, as_json, report)
-    from kvbook.diagnosis import cores
-    from kvbook.diagnosis.settings import CheckSettings
+    from kvbook.diagnosis import CheckSettings, cores
 
     # Before torch is imported, which takes its time: what is wrong with the question itself.
     if (prefix is None) != (rest is None):

@@ -13,8 +13,7 @@ import torch
 from kvbook import older
 from kvbook.atlas import LENGTH, SHORT, STATIC, WHOLE, configurations
 from kvbook.diagnosis import execution_paths, feeding, verdict
-from kvbook.measuring import UNIT_ROUNDOFF, agreement
-from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring import UNIT_ROUNDOFF, agreement, in_fp64
 
 DTYPES = ("float64", "float32", "bfloat16")
 _TEXTS = 2
@@ -104,12 +103,12 @@ def _tried(
     try:
         fed = fed or ready(name, dtype, device)
         given = [configurations.text(length, seed=5 + k).to(fed.model.device) for k in range(texts)]
-        with widened(getattr(torch, dtype)):
+        with in_fp64.widened(getattr(torch, dtype)):
             whole = [fed.full(ids) for ids in given]
     except Exception as error:
         found.setdefault("dtypes left out", {})[dtype] = in_one_line(error)
         return
-    with widened(getattr(torch, dtype)):
+    with in_fp64.widened(getattr(torch, dtype)):
         for path, one in paths.items():
             try:
                 offs = [_off(one, fed, ids, full) for ids, full in zip(given, whole, strict=True)]

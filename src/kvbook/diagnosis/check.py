@@ -15,11 +15,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from kvbook import UserError, __version__, older, progress
-from kvbook.diagnosis import known, refusals, storage, thorough, verdict, wrong_pass
-from kvbook.diagnosis.layerwise import LARGE, LittleMemory
+from kvbook.diagnosis import CheckSettings, known, layerwise, refusals, storage, thorough, verdict, wrong_pass
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.probe import TOGETHER, by_way, rows_of, samples_of, suspicious_layer, worst
-from kvbook.diagnosis.settings import CheckSettings
 from kvbook.measuring import UNIT_ROUNDOFF, costs, in_fp64
 from kvbook.models import decoders, loading, placement, sources
 
@@ -90,9 +88,9 @@ class _Measured:
         wanted = len(settings.dtypes or ()) or _ENOUGH
         self.little = None
         if settings.memory:
-            self.little = LittleMemory(settings, self.config, self.texts, self.planned, wanted)
+            self.little = layerwise.LittleMemory(settings, self.config, self.texts, self.planned, wanted)
             self.planned = (*self.little.left_out, *self.little.dtypes)
-        elif self.identity["parameters"] > LARGE:
+        elif self.identity["parameters"] > layerwise.LARGE:
             self._announce(wanted)
         self.paths, self.too_far = thorough.paths_of(self.config, limit) if settings.thorough else ({}, [])
         self.work = progress.Work(self._amount(self.planned[:wanted]), "check")

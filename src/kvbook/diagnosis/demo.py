@@ -8,9 +8,7 @@ import pandas as pd
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvbook.diagnosis import check, faults
-from kvbook.diagnosis.outcome import Outcome
-from kvbook.diagnosis.probe import rows_of
+from kvbook.diagnosis import check, faults, outcome, probe
 from kvbook.models import corpus
 
 _SHAPE = LlamaConfig(
@@ -20,7 +18,7 @@ _SHAPE = LlamaConfig(
 _TEXTS = [corpus.Sample(index, "random", 0, list(range(10 * index, 10 * index + 12))) for index in range(2)]
 
 
-def outcomes() -> list[Outcome]:
+def outcomes() -> list[outcome.Outcome]:
     """Check both."""
     return [
         _checked("a sound model", lambda _model: nullcontext()),
@@ -28,15 +26,15 @@ def outcomes() -> list[Outcome]:
     ]
 
 
-def _checked(name: str, fault: Callable[[LlamaForCausalLM], faults.Injected]) -> Outcome:
+def _checked(name: str, fault: Callable[[LlamaForCausalLM], faults.Injected]) -> outcome.Outcome:
     start, rows = time.monotonic(), []
     for dtype in ("float64", "float32"):
         torch.manual_seed(0)
         model = LlamaForCausalLM(_SHAPE).eval().requires_grad_(False).to(getattr(torch, dtype))
         with fault(model):
-            rows += rows_of(model, dtype, _TEXTS, together=len(_TEXTS))
+            rows += probe.rows_of(model, dtype, _TEXTS, together=len(_TEXTS))
     nothing = pd.DataFrame()
-    return Outcome(
+    return outcome.Outcome(
         model=name, weights="random", layers=_SHAPE.num_hidden_layers, parameters=model.num_parameters(), device="cpu",
         threads=torch.get_num_threads(), texts=len(_TEXTS), tokens=len(_TEXTS[0].ids), left_out={},
         not_tried=["float16", "bfloat16"], seconds=time.monotonic() - start, versions=check.VERSIONS,

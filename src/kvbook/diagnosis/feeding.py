@@ -12,9 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbook import older
-from kvbook.diagnosis import verdict
+from kvbook.diagnosis import outcome, verdict
 from kvbook.diagnosis.execution_paths import NoCache
-from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.measuring import agreement
 
 # What classes call the cache that they return, and take back under the same name.
@@ -189,7 +188,7 @@ class Fed:
             self.in_parts(ids, [ids.shape[1]])
         expected = self.full(ids)
         if not self.agree(*_nearest((expected, found) for found in self._padded_at_once(ids, at))):
-            raise NoCache(PADDING_COUNTS)
+            raise NoCache(outcome.PADDING_COUNTS)
         return expected
 
     def _padded_at_once(self, ids: torch.Tensor, at: int) -> Iterator[torch.Tensor]:

@@ -21,9 +21,7 @@ from torch.utils import _pytree
 from transformers import Cache, PretrainedConfig, PreTrainedModel
 
 from kvbook import UserError, fingerprint, older, paths, progress
-from kvbook.diagnosis import feeding, probe
-from kvbook.diagnosis.kept_calls import KeptCalls
-from kvbook.diagnosis.settings import CheckSettings
+from kvbook.diagnosis import CheckSettings, feeding, kept_calls, probe
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, placement, sources, streamed
 
@@ -229,7 +227,7 @@ def _planned(runner: Runner, ids: torch.Tensor, sizes: list[int], options: dict[
 
 def rows_of(
     models: dict[str, streamed.Streamed], texts: list[corpus.Sample], seed: int, done: Callable[[str], None],
-    kept: KeptCalls, *called: dict[str, Any],
+    kept: kept_calls.KeptCalls, *called: dict[str, Any],
 ) -> list[dict[str, list[dict[str, Any]]]]:
     """Measure what `kvbook.diagnosis.probe.rows_of` measures, in several dtypes and with several options at once."""
     runners = {dtype: Runner(each) for dtype, each in models.items()}
@@ -348,7 +346,7 @@ class LittleMemory:
         work = progress.Work(sum(sizes.values()), "check, layer by layer")
         about = [self._asked.model_dump(), self._files, self.dtypes, called, [text.ids for text in self._texts]]
         named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
-        kept = KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
+        kept = kept_calls.KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
         try:
             found = rows_of(
                 self._models, self._texts, self._asked.seed, lambda part: work.advance(sizes.pop(part, 0)), kept,

@@ -15,9 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook import UserError, older
 from kvbook.diagnosis import execution_paths, feeding, verdict
-from kvbook.measuring import UNIT_ROUNDOFF, agreement
+from kvbook.measuring import UNIT_ROUNDOFF, agreement, in_fp64
 from kvbook.measuring import full_and_split as passes
-from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus
 
 CUTS = {path.name: path.cut for path in execution_paths.PATHS if path.cut}
@@ -95,7 +94,7 @@ def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **o
 
 def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
     """Run texts at once and without a cache, in the arithmetic of `widened`."""
-    with torch.inference_mode(), widened(model.dtype):
+    with torch.inference_mode(), in_fp64.widened(model.dtype):
         return last_tokens(model(ids, use_cache=False, output_hidden_states=True))
 
 
@@ -105,7 +104,7 @@ def readings(
 ) -> Iterator[list[Reading]]:
     """Compare every way of feeding texts of one length, all together, with the full pass: a reading of each text."""
     full = full or full_rows(model, ids)
-    with torch.inference_mode(), widened(model.dtype):
+    with torch.inference_mode(), in_fp64.widened(model.dtype):
         for way in ways:
             parts = CUTS[way](fed.shape[1], generator)
             found, held = cached_rows(model, fed, parts, **options)

@@ -9,9 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from kvbook import UserError
-from kvbook.diagnosis import plot
+from kvbook.diagnosis import CheckSettings, plot
 from kvbook.diagnosis.outcome import COULD_NOT, Outcome
-from kvbook.diagnosis.settings import CheckSettings
 
 _PAGE = Path(__file__).with_name("report.html").read_text("utf-8")
 

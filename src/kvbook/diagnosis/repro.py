@@ -19,8 +19,7 @@ import torch
 from transformers import PretrainedConfig
 
 from kvbook import UserError
-from kvbook.diagnosis import check, feeding, verdict
-from kvbook.diagnosis.settings import CheckSettings
+from kvbook.diagnosis import CheckSettings, check, feeding, verdict
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import decoders, loading, sources
 

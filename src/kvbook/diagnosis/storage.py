@@ -19,9 +19,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook.diagnosis import feeding, probe, verdict
-from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.measuring.full_and_split import LastToken
-from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring import UNIT_ROUNDOFF, full_and_split, in_fp64
 from kvbook.models import corpus
 from kvbook.settings import CacheFormat
 
@@ -108,7 +106,7 @@ def rows_of(
     model: PreTrainedModel, dtype: str, texts: list[corpus.Sample], names: list[str], seed: int = 0, **options: Any
 ) -> Iterator[dict[str, Any]]:
     """Measure how far each format moves logits and hidden states, in one call on an empty cache."""
-    with torch.inference_mode(), widened(model.dtype):
+    with torch.inference_mode(), in_fp64.widened(model.dtype):
         for text in texts:
             ids = torch.tensor([text.ids], device=model.device)
             stock, stock_logits = _read_through(model, ids, None, seed, **options)
@@ -124,7 +122,7 @@ def rows_of(
 
 def _read_through(
     model: PreTrainedModel, ids: torch.Tensor, name: str | None, seed: int, **options: Any
-) -> tuple[LastToken, torch.Tensor]:
+) -> tuple[full_and_split.LastToken, torch.Tensor]:
     """Run a text with a cache that keeps nothing: it gives back what enters it, some of the numbers moved.
 
     What the model's own cache rounds is thus left out of both runs.  Not safe in threads, as a class's method is

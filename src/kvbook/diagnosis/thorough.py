@@ -9,9 +9,8 @@ import pandas as pd
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvbook.diagnosis import execution_paths, feeding, verdict, wrong_pass
+from kvbook.diagnosis import execution_paths, feeding, outcome, verdict, wrong_pass
 from kvbook.diagnosis.execution_paths import SHORT, Path
-from kvbook.diagnosis.outcome import INTENDED, PathFound
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import hub
 
@@ -101,17 +100,17 @@ def rows_of(
             yield {"path": name, "dtype": dtype, "source": "text", "sample": 0, "drift": drift, "lacks": lacks}
 
 
-def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] | None = None) -> list[PathFound]:
+def findings(rows: list[dict[str, Any]], allowed: Mapping[str, float] | None = None) -> list[outcome.PathFound]:
     """Judge every path; `allowed` is the drift, by dtype, that a cache which is meant to keep fewer bits may have."""
     found = []
     for name, part in pd.DataFrame(rows).groupby("path", sort=False):
         if (lacking := part["lacks"].dropna()).size:
-            found.append(PathFound(path=name, verdict="not supported", detail=lacking.iloc[0]))
+            found.append(outcome.PathFound(path=name, verdict="not supported", detail=lacking.iloc[0]))
             continue
         finding = verdict.judge(part.astype({"drift": float}))
         within = bool(allowed) and all(drift <= allowed[dtype] for dtype, drift in finding.drift.items())
-        meant = finding.kind == "bug" and within
-        found.append(PathFound(path=name, verdict=INTENDED if meant else finding.kind, detail=finding.why))
+        kind = outcome.INTENDED if finding.kind == "bug" and within else finding.kind
+        found.append(outcome.PathFound(path=name, verdict=kind, detail=finding.why))
     return found
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from kvbook.exact import attention_kernel, own_keys, rows
+from kvbook.exact import attention_kernel, own_keys, pointwise, rows
 from kvbook.exact.attention_kernel import BLOCK, QUERIES, causal_mask, kernel, length_allowed, padded
 from kvbook.exact.kernels import NotInvariant, no_gradients
-from kvbook.exact.pointwise import softmax
 from kvbook.exact.visible import MASKED, run
 
 _LARGE = (256, 32)
@@ -220,6 +219,6 @@ def attend_in_blocks(query, key, value, attn_mask, is_causal, scale) -> torch.Te
         lowest = torch.finfo(scores.dtype).min
         hidden = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, lowest) if hidden else (scores + attn_mask).clamp(min=lowest)
-    probabilities, seen = softmax(scores, -1, False)
+    probabilities, seen = pointwise.softmax(scores, -1, False)
     seen = seen.by_head(shape[1], scores.shape[-1])
     return rows.batched(probabilities.flatten(0, 1), value, seen).unflatten(0, shape).to(query.dtype)

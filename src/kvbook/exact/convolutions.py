@@ -7,8 +7,7 @@ position's window with the kernel as a matrix.
 
 import torch
 
-from kvbook.exact import rows
-from kvbook.exact.kernels import met, no_gradients
+from kvbook.exact import kernels, rows
 
 
 def convolution(
@@ -16,10 +15,10 @@ def convolution(
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
 ) -> torch.Tensor:
     """Stand in for ``aten::convolution``; the arguments are its own."""
-    no_gradients("convolution", x, weight, bias)
+    kernels.no_gradients("convolution", x, weight, bias)
     if x.dim() != 3 or weight.dim() != 3 or transposed or list(stride) != [1] or any(output_padding):
         what = f"aten::convolution of shape {tuple(x.shape)} with stride {list(stride)}"
-        raise met(what, "it can do those along a text, with stride 1")
+        raise kernels.met(what, "it can do those along a text, with stride 1")
     columns, _, taps = weight.shape
     step = dilation[0]
     x = torch.constant_pad_nd(x, (padding[0], padding[0]))

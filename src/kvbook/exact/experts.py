@@ -2,8 +2,7 @@
 
 import torch
 
-from kvbook.exact import rows
-from kvbook.exact.kernels import base, key_of, met, no_gradients
+from kvbook.exact import kernels, rows
 
 
 def grouped_product(
@@ -11,10 +10,10 @@ def grouped_product(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Stand in for ``aten::_grouped_mm``; the arguments are its own."""
-    no_gradients("_grouped_mm", x, weights)
+    kernels.no_gradients("_grouped_mm", x, weights)
     if x.dim() != 2 or weights.dim() != 3 or offs is None or bias is not None or out_dtype not in (None, x.dtype):
         what = "_grouped_mm of rows that are not sorted by expert, or with more than a matrix an expert"
-        raise met(what, "load the model with experts_implementation='eager'")
+        raise kernels.met(what, "load the model with experts_implementation='eager'")
     start, found = 0, []
     # Of fewer rows than experts, as in a decode step, most are alone at theirs.
     single = rows.for_one_of(weights) if len(x) < len(weights) else None
@@ -47,9 +46,9 @@ def topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: b
     """
     size = x.shape[dim] if x.dim() else 1
     if not x.dim() or not x.numel() or not 0 < k <= size:
-        return base("aten::topk", key_of(x))(x, k, dim, largest, sorted)
+        return kernels.base("aten::topk", kernels.key_of(x))(x, k, dim, largest, sorted)
     if size > _FEW:
-        values, indices = base("aten::topk", key_of(x))(x, min(k + 1, size), dim, largest, True)
+        values, indices = kernels.base("aten::topk", kernels.key_of(x))(x, min(k + 1, size), dim, largest, True)
     if size <= _FEW or _has_equals(values, dim):
         values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k), indices.narrow(dim, 0, k)

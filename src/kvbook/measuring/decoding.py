@@ -19,8 +19,7 @@ from torch import nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import UserError
-from kvbook.measuring import choosing
-from kvbook.measuring.large_pages import LargePages
+from kvbook.measuring import choosing, large_pages
 
 CacheKind = Literal["none", "dynamic", "static"]
 Scope = Literal["layer", "model"]
@@ -171,7 +170,7 @@ class Decoder:
             raise UserError("the one-row form is for a cached step compiled layer by layer: choose scope=layer")
         self._model, self._way, self._room, self._scope = model, way, room, scope
         self._changes = ExitStack()
-        self._pages = LargePages(model) if way.large_pages else None
+        self._pages = large_pages.LargePages(model) if way.large_pages else None
         self._ids: torch.Tensor | None = None
         self._static: StaticCache | None = None
         # The cache as it stands, or None where there is none.

@@ -5,8 +5,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from kvbook.scores import measures, signatures, verdict
-from kvbook.scores.tables import SCHEMA_VERSION, Joined
+from kvbook.scores import measures, signatures, tables, verdict
 from kvbook.settings import Strict
 
 STATUS: dict[verdict.Kind, int] = {"exact": 0, "rounding": 0, "fault": 1, "undecided": 2}
@@ -39,7 +38,7 @@ class Token(Strict):
 class Outcome(Strict):
     """What the comparison found."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = tables.SCHEMA_VERSION
     verdict: verdict.Kind
     status: Literal[0, 1, 2] = Field(description="Exit status: 0 exact or rounding, 1 fault, 2 not decided.")
     why: str = Field(description="The part of the rule that decided, with its numbers.")
@@ -87,7 +86,7 @@ class Outcome(Strict):
         return "\n".join(self.lines)
 
 
-def of(joined: Joined) -> Outcome:
+def of(joined: tables.Joined) -> Outcome:
     """Judge joined tables, and name what is seen."""
     found = verdict.gaps(joined)
     kind, why = verdict.judge(found)

@@ -23,8 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook import UserError, paths, progress
 from kvbook.atlas import configurations, running
+from kvbook.diagnosis import CheckSettings
 from kvbook.diagnosis import check as checks
-from kvbook.diagnosis.settings import CheckSettings
 from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Rows, Writer, records
 from kvbook.scores import outcome, tables

@@ -23,8 +23,8 @@ import pandas as pd
 import torch
 
 from kvbook import UserError, paths
+from kvbook.diagnosis import CheckSettings
 from kvbook.diagnosis import check as checks
-from kvbook.diagnosis.settings import CheckSettings
 from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
 from kvbook.runs import Experiment, Inputs, Rows, Writer

@@ -9,8 +9,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook import lengths
 from kvbook.diagnosis import probe
-from kvbook.measuring import full_and_split
-from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring import full_and_split, in_fp64
 from kvbook.models import corpus, kept, loading
 from kvbook.runs import Rows, Writer, samples
 from kvreport.chapters.blog_past.past_tables import weights_for
@@ -37,13 +36,13 @@ def _texts(settings: BugOrRoundingSettings, name: str) -> list[corpus.Sample]:
 def step(model: PreTrainedModel, ids: torch.Tensor, prefix: Cache) -> full_and_split.LastToken:
     """Feed a text's last token on top of a copy of what all tokens before it have written."""
     past = copy.deepcopy(prefix)
-    with widened(model.dtype):
+    with in_fp64.widened(model.dtype):
         return probe.last_tokens(model(ids[:, -1:], past_key_values=past, use_cache=True, output_hidden_states=True))[0]
 
 
 def written(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
     """Write keys and values of all tokens but the last."""
-    with widened(model.dtype):
+    with in_fp64.widened(model.dtype):
         return model(ids[:, :-1], use_cache=True).past_key_values
 
 

@@ -11,8 +11,7 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook.diagnosis import faults, probe
-from kvbook.measuring import caches
-from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring import caches, in_fp64
 from kvbook.models import corpus, loading
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.blog_past import past_tables
@@ -143,7 +142,7 @@ def of_the_scratch_model(settings: ScratchSettings, dtype: str) -> Rows:
     loaded = scratch_subject.load(settings, dtype)
     model, block = loaded.model, loaded.model.shape.block
     about = {"model": "scratch", "weights": settings.weights, "dtype": dtype}
-    with widened(model.characters.weight.dtype):
+    with in_fp64.widened(model.characters.weight.dtype):
         for text in scratch_subject.texts(settings, loaded.vocabulary, block):
             long = scratch_subject.ids_of([text], model.device)[:, : _BLOCKS * block]
             within, prompt = long[:, :block], long[:, : block // 2]
@@ -184,7 +183,7 @@ def measure(settings: BugOrRoundingSettings, made_of: Inputs, writer: Writer) ->
         model = loaded.model
         if not loading.is_masked(model.config):
             yield from injected(model, loaded.tokenizer, texts)
-        with widened(model.dtype):
+        with in_fp64.widened(model.dtype):
             yield from of_the_post(model, texts)
             if loaded.name == made_of["models"][0]["name"]:
                 yield from of_any_model(model, loaded.tokenizer, texts)

@@ -23,8 +23,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook import UserError
-from kvbook.measuring import caches, fp64_reference, predictions
-from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring import caches, fp64_reference, in_fp64, predictions
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import rows as named
@@ -70,7 +69,7 @@ def follow(model: PreTrainedModel, reference: PreTrainedModel, text: torch.Tenso
     """Hold each cached pass along one text against the one without a cache and the reference, bin by bin."""
     ids, targets = text[:, :-1], text[0, 1:]
     piece = min(named.PIECE, text.shape[1] // 4)
-    with widened(torch.float64):
+    with in_fp64.widened(torch.float64):
         true = states(reference, ids)
     full = states(model, ids)
     for way, kind in named.LONG_WAYS.items():

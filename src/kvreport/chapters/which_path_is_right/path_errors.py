@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook.measuring import fp64_reference
-from kvbook.measuring.in_fp64 import widened
+from kvbook.measuring import fp64_reference, in_fp64
 from kvbook.models import corpus, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
@@ -132,7 +131,7 @@ def compare(
     ids, labels = ids[:, :-1], ids[0, -n_rows:]
     first = ids.shape[1] - n_rows
     text = tuple(ids[0].tolist())
-    with widened(torch.float64):
+    with in_fp64.widened(torch.float64):
         true = reference.of(text, lambda copied: at_once(copied, ids, n_rows))
     full = at_once(model, ids, n_rows)
     cached, cache = token_by_token(model, ids, n_rows)
@@ -146,7 +145,7 @@ def compare(
         rows = rows_of(true.last(), full.last(), early, labels[-1:], ids.shape[1] - 1)
         yield from ({"path": OFF_BY_ONE} | row for row in rows)
     if check:
-        with widened(torch.float64):
+        with in_fp64.widened(torch.float64):
             own, _ = token_by_token(reference.model, ids, n_rows)
         for path, scored in ((CHECK, own), (AS_LOADED, at_once(reference.model, ids, n_rows))):
             rows = rows_of(true, true, scored, labels, first)
