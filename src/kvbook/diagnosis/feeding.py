@@ -121,12 +121,11 @@ class Fed:
         self._needs_dynamic("takes no StaticCache: ")
         return self.in_parts(ids, sizes, older.static_cache(self.model, max_cache_len))[0]
 
-    def quantized(self, ids: torch.Tensor) -> torch.Tensor:
+    def quantized(self, ids: torch.Tensor, half: int, ones: list[int]) -> torch.Tensor:
         """Feed the library's quantized cache with nothing lost by quantization."""
         self._needs_dynamic("takes no quantized cache: ")
         if (cache := older.lossless_cache(self.model.config)) is None:
             raise NoCache("takes no quantized cache: the library has no such form of its layers")
-        ids, half, ones = _short(ids)
         return self.in_parts(ids, [half, *ones], cache)[0]
 
     def in_batch(self, ids: torch.Tensor) -> torch.Tensor:
@@ -152,14 +151,12 @@ class Fed:
         fed = self._padded_in_parts(ids, at, [PADDING + sizes[0], *sizes[1:]])
         return _nearest((expected, found) for found in fed)
 
-    def right_padded(self, ids: torch.Tensor) -> Compared:
+    def right_padded(self, ids: torch.Tensor, half: int, ones: list[int]) -> Compared:
         """Fill a cache with a text that is padded on its right, and go on."""
-        ids, half, ones = _short(ids)
         return self.padded_in_parts(ids, half, [half, *ones])
 
-    def padded_later(self, ids: torch.Tensor) -> Compared:
+    def padded_later(self, ids: torch.Tensor, half: int, ones: list[int]) -> Compared:
         """Pad a second part on its left, on top of a cache, and run the same padded text at once."""
-        ids, half, ones = _short(ids)
         in_parts = self._padded_in_parts(ids, half, [half, PADDING + 1, *ones[1:]])
         # Both count positions by themselves, or both are given them.
         return _nearest(zip(self._padded_at_once(ids, half), in_parts, strict=False))
@@ -170,9 +167,8 @@ class Fed:
         twice = self.full(torch.cat([padded, padded]), attention_mask=torch.cat([mask, mask]))
         return twice[:1, PADDING:], self.full(padded, attention_mask=mask)[:, PADDING:]
 
-    def unequal_lengths(self, ids: torch.Tensor) -> Compared:
+    def unequal_lengths(self, ids: torch.Tensor, half: int, ones: list[int]) -> Compared:
         """Feed two texts, the shorter one padded on its left, part by part, and each of them alone at once."""
-        ids, half, ones = _short(ids)
         shorter = ids.flip(1)[:, PADDING:]
         self._unless_padding_counts(shorter, 0)
         padded, mask = self._with_padding(shorter, 0)
@@ -228,18 +224,16 @@ class Fed:
         mask[:, at : at + PADDING] = 0
         return padded, mask
 
-    def with_positions(self, ids: torch.Tensor) -> Compared:
+    def with_positions(self, ids: torch.Tensor, half: int, ones: list[int]) -> Compared:
         """Feed a text part by part with its positions, and at once with the same positions."""
         if not takes(self.model, "position_ids"):
             raise NoCache("takes no position_ids")
-        ids, half, ones = _short(ids)
         places = torch.arange(ids.shape[1], device=ids.device)[None]
         found, _ = self.in_parts(ids, [half, *ones], more=lambda start, stop: {"position_ids": places[:, start:stop]})
         return self.full(ids, position_ids=places), found
 
-    def reordered(self, ids: torch.Tensor) -> torch.Tensor:
+    def reordered(self, ids: torch.Tensor, half: int, ones: list[int]) -> torch.Tensor:
         """Let two beams change places in a cache, and go on with the one that the other began."""
-        ids, half, ones = _short(ids)
         first, cache = self.in_parts(torch.cat([ids[:, :half].flip(1), ids[:, :half]]), [half])
         if not hasattr(cache, "reorder_cache"):
             raise NoCache(f"cannot be reordered: its cache is {self.kind}")
@@ -279,9 +273,8 @@ class Fed:
                 cache.crop(0)
         return first
 
-    def copied(self, ids: torch.Tensor) -> torch.Tensor:
+    def copied(self, ids: torch.Tensor, half: int, ones: list[int]) -> torch.Tensor:
         """Continue a copy of a filled cache with other tokens, then the cache itself with the text's own."""
-        ids, half, ones = _short(ids)
         first, cache = self.in_parts(ids[:, :half], [half])
         self.in_parts(ids[:, half:].flip(1), ones, copy.deepcopy(cache))
         return torch.cat([first, self.in_parts(ids[:, half:], ones, cache)[0]], 1)
@@ -361,12 +354,6 @@ def _nearest(tried: Iterable[Compared]) -> Compared:
         if drift == 0:
             break
     return found[min(found)]
-
-
-def _short(ids: torch.Tensor) -> tuple[torch.Tensor, int, list[int]]:
-    """Keep half of a text and a few single tokens, so that a fault of a second chunk is not found everywhere."""
-    half, few = ids.shape[1] // 2, 5
-    return ids[:, : half + few], half, [1] * few
 
 
 def _without(logits: torch.Tensor, at: int) -> torch.Tensor:
