@@ -7,7 +7,7 @@ from planted import run_of
 from refusing import refusal
 
 from kvbook.models import loading
-from kvreport.chapters.trainer_and_rollout import measures, policy_gradient, rollouts, scoring, ways
+from kvreport.chapters.trainer_and_rollout import measures, policy_gradient, rollouts, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
 from kvreport.publishing import found
@@ -22,7 +22,7 @@ def written():
 
 @pytest.fixture(scope="module")
 def by_way(written):
-    return ways.EXPERIMENT.run(SETTINGS).rows
+    return rollouts.WAYS.run(SETTINGS).rows
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_control_a_shifted_log_probability_is_found(written):
 def test_the_ways_score_the_rollouts_own_tokens(written, by_way):
     assert by_way["token"].tolist() == written["token"].tolist()
     assert np.array_equal(by_way[named.TRAINER_FP32], written[named.TRAINER_FP32])
-    far = {way: np.abs(by_way[way] - by_way[named.TRAINER_FP64]).max() for way in ways.SCORES}
+    far = {way: np.abs(by_way[way] - by_way[named.TRAINER_FP64]).max() for way in rollouts.SCORES}
     assert max(far[named.ROLLOUT_FP32], far[named.TRAINER_FP32]) < 1e-4 < far[named.CHUNKS] < far[named.INT4]
 
 

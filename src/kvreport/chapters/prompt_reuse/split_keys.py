@@ -6,18 +6,28 @@ isolate the cause.  The prompt's cache is overwritten by random numbers: does wh
 is taken from the whole pass: does the difference arise in the prompt's own pass, or in the response's?  Every linear
 layer gets as many rows as in the whole pass: is it the query length?  A last variant sets the last two together.
 
-Rows, one a (model, dtype, variant, layer, tensor, part): see ``data/README.md``.
+The first layer is compared at its true width too: which query lengths change its keys?  They are the embedding, a norm,
+one linear layer and a rotation: nothing cached enters them.  So the thread's comparison needs no weights and no other
+layer.  transformers' own classes are built with the documents'
+width and key heads, one layer and random weights; vocabulary, MLP and number of query heads are small, for they lie
+outside of what is compared.  They run on random ids of the published lengths; then with the same text cut elsewhere, so
+that the second part has other lengths.
+
+Rows, one a (model, dtype, variant, layer, tensor, part), and one a (shape, dtype, variant, length, part): see
+``data/README.md``.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook.measuring import agreement, full_and_split
-from kvbook.models import kept, loading
+from kvbook.models import kept, loading, placement, registry
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.prompt_reuse import rows as named
 from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
@@ -142,4 +152,65 @@ def work(settings: PromptReuseSettings) -> Work:
 EXPERIMENT = Experiment(
     "split_keys", PromptReuseSettings, inputs, measure,
     fields=frozenset({"model", "second_model", "weights", "device", "seed", "dtypes"}), work=work,
+)
+
+
+# Tokens of the second part, besides the published number.
+_LENGTHS = (1, 2, 3, 4, 8, 16, 32)
+_VOCABULARY_SIZE, _MLP_WIDTH = 256, 64
+
+
+def shape_of(hub_id: str) -> dict[str, Any]:
+    """Look up the true architecture with a hub id."""
+    architectures = (one for family in registry.families().values() for one in family.architectures)
+    return next(dict(one.config) for one in architectures if one.hub_id == hub_id)
+
+
+def build(hub_id: str, dtype: torch.dtype, device: torch.device, seed: int) -> torch.nn.Module:
+    """Build the first layer of an architecture, with random weights."""
+    true = shape_of(hub_id)
+    values = true | {
+        "num_hidden_layers": 1, "head_dim": true["hidden_size"] // true["num_attention_heads"],
+        "num_attention_heads": true["num_key_value_heads"], "vocab_size": _VOCABULARY_SIZE,
+        "intermediate_size": _MLP_WIDTH,
+    }
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(seed)
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def inputs_of_first_layer(settings: PromptReuseSettings) -> Inputs:
+    """Name the document's shapes and counts, and refuse a device or dtype that is not there."""
+    placement.check(settings.device, settings.dtypes)
+    counts = documents.published(named.DOCUMENT)["split"]["counts"]
+    return {"shapes": {count["hub_id"]: shape_of(count["hub_id"]) for count in counts}, "counts": counts}
+
+
+def _first_keys(model: torch.nn.Module, ids: torch.Tensor, lengths: list[int]) -> Rows:
+    total, whole = ids.shape[1], model(ids, use_cache=True).past_key_values
+    for length, variant in itertools.product(lengths, (named.POSTED, named.FULL_ROWS)):
+        split = in_two_parts(model, ids, total - length, variant)
+        about = {"variant": variant, "n_tokens": total, "rows_fed": length}
+        compared = compare(whole, split, total - length)
+        yield from (about | row for row in compared if row["tensor"] == "keys")
+
+
+def measure_first_layer(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
+    """Compare the first layer's keys at every length of the second part, for the document's two shapes."""
+    device = placement.device_of(settings.device)
+    units = {f"{count['hub_id']}|{name}": (count, name) for count in made_of["counts"] for name in settings.dtypes}
+    for unit, (count, name) in writer.pending(units, "first layer at its true width: shape and dtype"):
+        model = build(count["hub_id"], placement.dtype_on(name, device), device, settings.seed)
+        total = count["prompt_tokens"] + count["response_tokens"]
+        generator = torch.Generator().manual_seed(settings.seed)
+        ids = torch.randint(_VOCABULARY_SIZE, (1, total), generator=generator).to(device)
+        about = {"shape": count["hub_id"], "weights": "random", "dtype": name}
+        lengths = sorted({*_LENGTHS, count["response_tokens"]})
+        writer.keep(unit, about, _first_keys(model, ids, lengths))
+
+
+FIRST_LAYER = Experiment(
+    "first_layer", PromptReuseSettings, inputs_of_first_layer, measure_first_layer,
+    fields=frozenset({"device", "seed", "dtypes"}),
 )
