@@ -19,7 +19,6 @@ from kvbook.measuring import caches, fp64_reference, rounded_caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvreport.chapters.does_it_matter import (
-    after_divergence,
     classifier,
     drift_by_position,
     figures,
@@ -485,7 +484,7 @@ def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_ti
 def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subject):
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     path = tokens_of(written_alone(subject.baseline.model, prompt, 16))
-    rows = list(after_divergence.follow(subject, prompt, path, 7, (path[6] + 1) % 320, GREEDILY))
+    rows = list(first_divergence.follow(subject, prompt, path, 7, (path[6] + 1) % 320, GREEDILY))
     assert [row["offset"] for row in rows] == list(range(-6, 10))
     by_offset = {row["offset"]: row for row in rows}
     assert all(by_offset[k]["token_equal"] and by_offset[k]["kl_free"] < 1e-8 for k in range(-6, 0))
@@ -498,7 +497,7 @@ def test_without_a_divergence_nothing_is_followed_and_with_some_every_pair_is(di
     def followed(**values):
         before = SimpleNamespace(rows=diverged.rows.assign(**values))
         monkeypatch.setattr(first_divergence, "EXPERIMENT", SimpleNamespace(run=lambda _: before))
-        return after_divergence.EXPERIMENT.run(settings)
+        return first_divergence.AFTER.run(settings)
 
     assert followed(parted=0) is None
     assert len(followed(parted=1, token=5).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4
