@@ -17,7 +17,7 @@ from refusing import refusal
 
 from kvbook.models import loading
 from kvbook.runs import records
-from kvreport.chapters.static_cache import beside_llama_cpp
+from kvreport.chapters.static_cache import one_call
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines import environments, gguf_file, serving
 from kvreport.engines.listed import ENGINES
@@ -143,12 +143,12 @@ def test_every_weight_is_written_and_no_other_number(tmp_path):
 
 
 def test_a_chapter_does_not_ask_for_a_comparison_with_llama_cpp():
-    assert beside_llama_cpp.inputs(StaticCacheSettings()) is None
+    assert one_call.inputs_beside(StaticCacheSettings()) is None
 
 
 def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    assert "pip install llama-cpp-python" in refusal(lambda: beside_llama_cpp.inputs(BesideLlamaCppSettings()))
+    assert "pip install llama-cpp-python" in refusal(lambda: one_call.inputs_beside(BesideLlamaCppSettings()))
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -156,14 +156,14 @@ def test_a_program_that_begins_with_another_token_is_not_compared(monkeypatch, t
     writer = records.Writer(tmp_path)
     library, theirs = SimpleNamespace(), ([0.002] * 6, [7 if same else 8] * 6)
     monkeypatch.setattr(
-        beside_llama_cpp, "steps_of", lambda decoder, *_: theirs if decoder is library else ([0.001] * 6, [7] * 6)
+        one_call, "steps_of", lambda decoder, *_: theirs if decoder is library else ([0.001] * 6, [7] * 6)
     )
-    monkeypatch.setattr(beside_llama_cpp, "_LlamaCpp", lambda *_: library)
-    monkeypatch.setattr(beside_llama_cpp, "by_calls", lambda *_: ([0.0005] * 6, [7] * 6))
+    monkeypatch.setattr(one_call, "_LlamaCpp", lambda *_: library)
+    monkeypatch.setattr(one_call, "by_calls", lambda *_: ([0.0005] * 6, [7] * 6))
     settings = BesideLlamaCppSettings(model="llama", weights="stand-in", n_new_tokens=6, n_repeats=2)
     if not same:
-        assert "another token" in refusal(beside_llama_cpp.measure, settings, {}, writer)
+        assert "another token" in refusal(one_call.measure_beside, settings, {}, writer)
         return
-    beside_llama_cpp.measure(settings, {}, writer)
+    one_call.measure_beside(settings, {}, writer)
     found = pd.read_csv(tmp_path / "rows.csv").pivot(index="repeat", columns="program", values="step_s")
     assert found.to_numpy() == pytest.approx(np.array([[0.002, 0.0005, 0.001]] * 2))
