@@ -20,7 +20,6 @@ from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvreport.chapters.does_it_matter import (
     classifier,
-    drift_by_position,
     figures,
     first_divergence,
     long_contexts,
@@ -193,13 +192,13 @@ def test_rows_hold_every_way_and_scored_token_once_and_are_what_the_passes_give(
 
 
 def test_every_position_of_a_long_text_is_in_one_bin(settings, subject):
-    rows = drift_by_position.EXPERIMENT.run(settings).rows
+    rows = long_contexts.DRIFT.run(settings).rows
     for _, one in rows.groupby(["dtype", "way", "sample"]):
         # 39 positions are read, in sixteenths of 2; the first of these is the prompt.
         assert one["n_tokens"].sum() == 39 - 2
         assert one["read_from"].tolist()[1:] == one["read_to"].tolist()[:-1]
     sample = variants.texts(settings, 1, 40)[0]
-    int8 = [row for row in drift_by_position.follow(subject, sample) if row["way"] == variants.KV_INT8.name]
+    int8 = [row for row in long_contexts.follow_drift(subject, sample) if row["way"] == variants.KV_INT8.name]
     stored = rows.query("dtype == 'float32' and way == 'KV cache in int8' and sample == 0")
     assert [row["kl"] for row in int8] == pytest.approx(stored["kl"].tolist(), rel=1e-6)
 
@@ -509,7 +508,7 @@ def test_shorter_files_of_a_folder_are_passed_over_and_too_few_longer_ones_refus
     own = settings.model_copy(update={"corpus": str(tmp_path)})
     assert [text.source for text in variants.texts(own, 2, 24)] == ["a.py", "c.py"]
     assert "at most 2, or lower n_tokens" in refusal(lambda: variants.texts(own, 3, 24))
-    assert "samples" in refusal(lambda: drift_by_position.EXPERIMENT.inputs(settings.model_copy(update={"n_long": 9})))
+    assert "samples" in refusal(lambda: long_contexts.DRIFT.inputs(settings.model_copy(update={"n_long": 9})))
 
 
 def test_a_cache_whose_backend_is_not_installed_is_left_out_and_the_run_says_what_was(llama):

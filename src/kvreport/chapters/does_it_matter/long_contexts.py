@@ -1,15 +1,18 @@
-"""Texts as long as a model's context: in one pass and in pieces on caches, and past a window that slides along them.
+"""Long texts, in one pass and in pieces on caches, and past a window that slides along them: what grows along a text.
 
-Every piece has 256 tokens; what is read first is not scored.  Positions fall into half octaves, so that texts of all
-lengths meet in the first ones.  Of each at most 64 positions are scored, evenly spread: the output head reads those
-alone, and the logits of a whole text are never there.  Passes over a whole text are held against fp64; that reference
-has the weights of the dtype under test.
+The tokens are the text's own at every step (teacher forcing), so what grows here is drift, not the consequence of a
+token that was chosen otherwise.
+
+Of texts as long as a model's context every piece has 256 tokens; what is read first is not scored.  Positions fall into
+half octaves, so that texts of all lengths meet in the first ones.  Of each at most 64 positions are scored, evenly
+spread: the output head reads those alone, and the logits of a whole text are never there.  Passes over a whole text are
+held against fp64; that reference has the weights of the dtype under test.
 
 A window has four pieces, or half of a shorter text.  The tokens of a piece see each other and the pieces before them
 that the window holds.  Read anew, keys and values know of nothing outside it; on a cache that forgets its oldest
 tokens they were computed while those were still seen.  A cache's positions are those in the text.
 
-Rows of both experiments, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
+Rows of all three experiments, one a (model, dtype, sample, way, bin of positions): see ``data/README.md``.
 """
 
 import dataclasses
@@ -32,6 +35,10 @@ from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Positions of a bin that are scored.
 SCORED = 64
+# Bins of positions of the shorter texts, from the first token to the last.
+BINS = 16
+CHUNKS = variants.Variant(named.LONG_CHUNKS, variants.on_a_cache(variants.dynamic, named.LONG_AT_ONCE))
+VARIANTS = (CHUNKS, variants.KV_INT8, variants.WEIGHTS_4)
 
 
 def texts(settings: DoesItMatterSettings) -> list[corpus.Sample]:
@@ -176,4 +183,55 @@ _FIELDS = variants.FIELDS | {"text_lengths"}
 EXPERIMENT = Experiment("long_contexts", DoesItMatterSettings, inputs, measure, fields=_FIELDS, work=work)
 WINDOWS = Experiment(
     "sliding_windows", DoesItMatterSettings, inputs_of_windows, measure_windows, fields=_FIELDS, work=work_of_windows
+)
+
+
+def length(settings: DoesItMatterSettings) -> int:
+    """Return the number of tokens read of each text: what is asked for, and no more than the model's context."""
+    limit = loading.identify(settings.model, settings.weights, settings.seed)["context_length"]
+    return settings.longest if limit is None else min(settings.longest, limit)
+
+
+def inputs_of_drift(settings: DoesItMatterSettings) -> Inputs:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    return variants.inputs(settings, length(settings), settings.n_long, length(settings))
+
+
+def measure_drift(settings: DoesItMatterSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Follow the drift along every text."""
+    samples = variants.texts(settings, settings.n_long, length(settings))
+    variants.follow_all(settings, writer, samples, "drift along the text", follow_drift)
+
+
+def follow_drift(subject: variants.Subject, sample: corpus.Sample) -> Rows:
+    """Hold the ways against the baseline along one text, added up in bins of positions."""
+    text = subject.tensor([sample.ids])
+    ids, targets = text[:, :-1], text[0, 1:]
+    n_tokens = ids.shape[1]
+    # What is fed first is a sixteenth too: everything after it is on a cache.
+    size = max(1, n_tokens // BINS)
+    begins = range(size, n_tokens, size)[: BINS - 1]
+    baseline = next(variants.whole(subject.baseline.model, ids, size)).logits
+    for way in variants.possible(subject.baseline.model, VARIANTS):
+        kl, flips = torch.zeros(2, n_tokens, dtype=torch.float64)
+        for piece in subject.pieces(way, ids, size):
+            rows = slice(piece.start, piece.start + len(piece.logits))
+            found = predictions.compare(baseline[rows], piece.logits, targets[rows])
+            kl[rows], flips[rows] = found.kl.cpu(), found.flip.cpu()
+        for place, begin in enumerate(begins, 1):
+            end = n_tokens if begin == begins[-1] else begin + size
+            yield {
+                "way": way.name, "bin": place, "read_from": begin, "read_to": end, "n_tokens": end - begin,
+                "kl": sum(kl[begin:end].tolist()) / (end - begin), "flips": int(flips[begin:end].sum()),
+            }
+
+
+def work_of_drift(settings: DoesItMatterSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    return Work(settings.longest, (1 + len(VARIANTS)) * settings.n_long, dtypes=settings.dtypes, copies=2)
+
+
+DRIFT = Experiment(
+    "drift_by_position", DoesItMatterSettings, inputs_of_drift, measure_drift,
+    fields=variants.FIELDS | {"longest", "n_long"}, work=work_of_drift,
 )

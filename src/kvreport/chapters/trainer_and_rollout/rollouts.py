@@ -1,23 +1,32 @@
 """Texts sampled with a cache, and the log-probabilities that a trainer's single pass gives the same tokens.
 
-A second experiment scores them once more, by other caches, batches, chunks and dtypes.  Rows of both, one a token: see
-``data/README.md``.
+A second experiment scores them once more, by other caches, batches, chunks and dtypes.  In a third a real rollout
+engine, vLLM, samples them.  It has an environment of its own, which only `make engines` makes; without it there is
+nothing to measure.  Rows of all three, one a token: see ``data/README.md``.
 """
 
 import functools
+import json
+import subprocess
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from transformers import PreTrainedModel, QuantizedCache
 
+from kvbook import UserError
 from kvbook.exact import row_invariant
 from kvbook.measuring import choosing, rounded_caches
-from kvbook.models import corpus, loading, placement
-from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
+from kvbook.models import corpus, loading, placement, sources
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout import scoring
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
+from kvreport.engines import environments
+from kvreport.engines.listed import ENGINES
 
 
 def prompts(settings: TrainerAndRolloutSettings) -> list[corpus.Sample]:
@@ -135,3 +144,54 @@ def work_of_ways(settings: TrainerAndRolloutSettings) -> Work:
 
 
 WAYS = Experiment("rollout_ways", TrainerAndRolloutSettings, inputs, measure_ways, FIELDS, work=work_of_ways)
+
+
+ENGINE = "vllm"
+
+
+def inputs_of_engine(settings: TrainerAndRolloutSettings) -> Inputs | None:
+    """Name the model, the corpus and the engine; None without the engine, or for weights that it cannot read."""
+    if settings.weights != "package" or not environments.is_here(ENGINE):
+        return None
+    return inputs(settings) | {"engine": list(ENGINES[ENGINE].packages)}
+
+
+def measure_engine(settings: TrainerAndRolloutSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Let the engine write, and score what it wrote."""
+    low, full = (samples.load(settings, settings.model, dtype) for dtype in (settings.dtype, "float32"))
+    waiting = {unit: group for unit, group in groups(settings).items() if unit not in writer.done}
+    written = dict(zip(waiting, generated(settings, list(waiting.values())), strict=True))
+    for unit, group in writer.pending(waiting, "rollout engine: batch"):
+        rows: list[Row] = []
+        for sample, text in zip(group, written[unit], strict=True):
+            ids = torch.tensor([sample.ids + text["tokens"]], device=low.model.device)
+            with torch.inference_mode():
+                columns = scoring.one_pass(low.model, named.TRAINER, ids, settings.prompt_tokens)
+                columns |= scoring.one_pass(full.model, named.TRAINER_FP32, ids, settings.prompt_tokens)
+            columns |= {named.ENGINE: torch.tensor([text["sampled"]]), named.ENGINE_READ: torch.tensor([text["read"]])}
+            rows += rows_of([sample], ids[:, settings.prompt_tokens :], columns, choosing.ends_of(low.model))
+        writer.append(unit, rows)
+
+
+def generated(settings: TrainerAndRolloutSettings, groups: list[list[corpus.Sample]]) -> list[list[dict[str, Any]]]:
+    """Continue prompts by the engine: tokens, their log-probabilities when sampled, and when read as a prompt.
+
+    It starts once for all groups, which takes minutes on a busy machine; a group is one batch.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / "found.json"
+        asked = {
+            "model": str(sources.resolve(settings.model, settings.weights).path), "dtype": settings.dtype,
+            "seed": settings.seed, "room": settings.prompt_tokens + settings.new_tokens + 1,
+            "new_tokens": settings.new_tokens, "to": str(to),
+            "groups": [[{"ids": one.ids, "index": one.index} for one in group] for group in groups],
+        }
+        command = [str(environments.python_of(ENGINE)), str(Path(__file__).with_name("vllm_rollout.py"))]
+        clean = environments.variables_of(ENGINES[ENGINE])
+        done = subprocess.run(command, input=json.dumps(asked), text=True, env=clean, capture_output=True)
+        if done.returncode:
+            raise UserError(f"vLLM stopped: {done.stderr.strip().splitlines()[-1]}")
+        return json.loads(to.read_text())
+
+
+BY_ENGINE = Experiment("engine_rollout", TrainerAndRolloutSettings, inputs_of_engine, measure_engine, fields=FIELDS)
