@@ -1,21 +1,26 @@
 """Injected bugs, clean families, and what the five documents ran, each at several unit roundoffs.
 
-Rows, one a (model, dtype, document, symptom, text): see ``data/README.md``.
+A second experiment follows the drift after every layer, of a clean model and of one with a bug in a single layer.
+
+Rows, one a (model, dtype, document, symptom, text), and one a (dtype, bug, text, layer): see ``data/README.md``.
 """
 
 import copy
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
+from kvbook import lengths
 from kvbook.diagnosis import faults, probe
-from kvbook.measuring import caches, in_fp64
-from kvbook.models import corpus, loading
-from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
+from kvbook.measuring import caches, full_and_split, in_fp64
+from kvbook.models import corpus, kept, loading
+from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.bug_or_rounding import every_dtype, rows
+from kvreport.chapters.bug_or_rounding import rows
 from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import subject as scratch_subject
@@ -25,6 +30,8 @@ from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
 
+# Makes the rows of one model in one dtype; the texts are the same in all dtypes.
+RowsOf = Callable[[loading.Loaded, list[corpus.Sample]], Rows]
 # Blocks of characters after which the thread's caches are compared.
 _BLOCKS = 2
 # Tokens of the second part in which the first layer's keys are compared; few, since on CPUs few rows are what differs.
@@ -33,6 +40,44 @@ _ROWS = 3
 _OWN_FULL = {"stale window", faults.SEAM}
 # What changes the pass that fills the cache; all others leave it alone, and it is run once for them.
 _OWN_PREFIX = _OWN_FULL | {"cache never returned"}
+# The two that are injected into a single layer too.
+_INJECT = {rows.LATE: faults.one_step_late, rows.NARROW: faults.kept_in_16_bits}
+
+
+def identities(settings: BugOrRoundingSettings, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Name the models of a run and refuse what cannot be run; where no stand-in ships, weights are random."""
+    # One symptom feeds the text a second time.
+    models = samples.identities(settings, names, 2 * lengths.longest(settings.n_tokens), past_tables.weights_for)
+    for model in models:
+        _texts(settings, model["asked_for"])
+    return models
+
+
+def _texts(settings: BugOrRoundingSettings, name: str) -> list[corpus.Sample]:
+    tokenizer = kept.tokenizer(name, past_tables.weights_for(settings, name))
+    return list(corpus.samples(settings.corpus, tokenizer, settings.n_samples, settings.n_tokens, settings.seed))
+
+
+def step(model: PreTrainedModel, ids: torch.Tensor, prefix: Cache) -> full_and_split.LastToken:
+    """Feed a text's last token on top of a copy of what all tokens before it have written."""
+    past = copy.deepcopy(prefix)
+    with in_fp64.widened(model.dtype):
+        return probe.last_tokens(model(ids[:, -1:], past_key_values=past, use_cache=True, output_hidden_states=True))[0]
+
+
+def written(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
+    """Write keys and values of all tokens but the last."""
+    with in_fp64.widened(model.dtype):
+        return model(ids[:, :-1], use_cache=True).past_key_values
+
+
+def in_every_dtype(settings: BugOrRoundingSettings, names: Iterable[str], rows_of: RowsOf, writer: Writer) -> None:
+    """Measure every model in every dtype."""
+    texts = {name: _texts(settings, name) for name in names}
+    units = {f"{name}|{dtype}": (name, dtype) for name in texts for dtype in settings.dtypes}
+    for unit, (name, dtype) in writer.pending(units, "full pass against cache: model and dtype"):
+        loaded = samples.load(settings, name, dtype, choose=past_tables.weights_for)
+        writer.keep(unit, loaded.about, rows_of(loaded, texts[name]))
 
 
 def _row(
@@ -54,7 +99,7 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
     for text in texts:
         ids = torch.tensor([text.ids], device=model.device)
         about, held = (text.source, text.index, ids.shape[1]), ids.shape[1] - 1
-        full, prefix = probe.full_rows(model, ids)[0], every_dtype.written(model, ids)
+        full, prefix = probe.full_rows(model, ids)[0], written(model, ids)
         if model.dtype is torch.float64:
             stock = model(ids, use_cache=False).logits[0, -1]
             (found,), _ = probe.cached_rows(model, ids, [held, 1], use_cache=True)
@@ -74,7 +119,7 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
                     )
                     measured = (reading.drift, reading.held, reading.fed)
                 else:
-                    measured = (_drift(full.logits, every_dtype.step(model, ids, prefix).logits), held, held)
+                    measured = (_drift(full.logits, step(model, ids, prefix).logits), held, held)
             yield _row(rows.PLANTED, name, *about[:2], len(pair[1]), *measured)
 
 
@@ -171,7 +216,7 @@ def _of_scratch(settings: BugOrRoundingSettings) -> ScratchSettings:
 
 def inputs(settings: BugOrRoundingSettings) -> Inputs:
     """Name the models, the one from scratch last, and the corpus, and refuse what cannot be run."""
-    models = every_dtype.identities(settings, (settings.model, *settings.families))
+    models = identities(settings, (settings.model, *settings.families))
     scratch = scratch_subject.identity(_of_scratch(settings))
     return {"models": [*models, scratch], "corpus": corpus.describe(settings.corpus)}
 
@@ -188,11 +233,41 @@ def measure(settings: BugOrRoundingSettings, made_of: Inputs, writer: Writer) ->
             if loaded.name == made_of["models"][0]["name"]:
                 yield from of_any_model(model, loaded.tokenizer, texts)
 
-    every_dtype.measure(settings, (settings.model, *settings.families), rows_of, writer)
+    in_every_dtype(settings, (settings.model, *settings.families), rows_of, writer)
     for dtype in settings.dtypes:
         if (unit := f"extra|{dtype}") not in writer.done:
             writer.keep(unit, {}, of_the_scratch_model(_of_scratch(settings), dtype))
 
 
+def inputs_of_layers(settings: BugOrRoundingSettings) -> Inputs:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    return {"models": identities(settings, [settings.model]), "corpus": corpus.describe(settings.corpus)}
+
+
+def _layers_of(loaded: loading.Loaded, texts: list[corpus.Sample]) -> Rows:
+    # The middle layer gets the bug; rows count from 1, for 0 is the embedding.
+    model, index = loaded.model, loaded.model.config.num_hidden_layers // 2
+    for text in texts:
+        ids = torch.tensor([text.ids], device=model.device)
+        # No bug changes the pass that fills the cache.
+        full, prefix = probe.full_rows(model, ids)[0], written(model, ids)
+        for bug in (rows.CLEAN, *_INJECT):
+            with _INJECT[bug](model, layers={index}) if bug in _INJECT else nullcontext():
+                found = step(model, ids, prefix)
+            about = {"bug": bug, "planted_in": index + 1 if bug in _INJECT else None}
+            about |= {"sample": text.index, "source": text.source}
+            for layer, drift in enumerate(probe.relative(full.hidden, found.hidden).tolist()):
+                yield about | {"layer": layer, "drift": drift}
+
+
+def measure_layers(settings: BugOrRoundingSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Measure the first model, clean and with each bug."""
+    in_every_dtype(settings, [settings.model], _layers_of, writer)
+
+
 # The full pass, that which fills the cache, and the faults that change one; half are the documents' own symptoms.
 EXPERIMENT = Experiment("bug_or_rounding", BugOrRoundingSettings, inputs, measure, work=Work.per_text(passes=20))
+FIRST_BAD_LAYER = Experiment(
+    "first_bad_layer", BugOrRoundingSettings, inputs_of_layers, measure_layers,
+    work=Work.per_text(passes=2, steps=1 + len(_INJECT)),
+)
