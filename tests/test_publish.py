@@ -93,6 +93,26 @@ def test_pdf_embeds_truetype_and_svg_needs_no_font(fig, tmp_path):
         assert b"<text" in publish._picture(fig, "svg", 300)
 
 
+def test_the_book_draws_what_stands_beside_an_svg_once_and_control_another_svg_anew(monkeypatch, page, shown, tmp_path):
+    def draw(height: float) -> None:
+        with plt.style.context(style.STYLE):
+            fig, ax = plt.subplots()
+            ax.plot([1, height])
+            page.figure(fig, "fig-drift", table=ROWS)
+
+    drawn, picture = [], publish._picture
+    monkeypatch.setattr(publish, "_picture", lambda fig, kind, **how: drawn.append(kind) or picture(fig, kind, **how))
+    monkeypatch.setattr(publish, "BUILD", tmp_path / "build")
+    draw(2)
+    assert not (tmp_path / "build").exists(), "a run by hand"
+    drawn.clear()
+    monkeypatch.setenv("KVBOOK_FIGURES", str(tmp_path / "figures"))
+    for height in (2, 2, 3):
+        draw(height)
+    assert drawn == ["svg", "pdf", "png", "svg", "svg", "pdf", "png"]
+    assert shown[1] == shown[2] != shown[3]
+
+
 def test_the_picture_in_the_page_is_light_even_when_the_figure_is_dense(page, shown):
     noise = np.random.default_rng(0)
     with plt.style.context(style.STYLE):

@@ -135,6 +135,11 @@ def _parsed(source: str) -> _Source:
     return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
 
 
+@functools.cache
+def _source_as_it_is(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+    return _read(path.read_text("utf-8")).sha256
+
+
 def of_source(modules: Iterable[str]) -> str:
     """Hash the source of modules and of every module of `PACKAGES` that they import, directly or not.
 
@@ -145,7 +150,8 @@ def of_source(modules: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for module in everything:
         if path := _file_of(module):
-            digest.update(f"{module} {_read(path.read_text('utf-8')).sha256}\n".encode())
+            about = path.stat()
+            digest.update(f"{module} {_source_as_it_is(path, about.st_size, about.st_mtime_ns)}\n".encode())
             for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".tables.yaml"))):
                 digest.update(f"{beside.name} {of_file(beside)}\n".encode())
     return digest.hexdigest()

@@ -24,19 +24,29 @@ import io
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import matplotlib.pyplot as plt
 import pandas as pd
 from fontTools import subset
 from matplotlib.figure import Figure
 
-from kvbook import UserError
-from kvbook.paths import FIGURES, RUNS
+from kvbook import UserError, fingerprint
+from kvbook.paths import BUILD, FIGURES, RUNS
 from kvbook.runs.records import Run
-from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, chapter_name, found, keep, provenance
-from kvreport.publishing.pictures import reduced
+from kvreport.publishing import (
+    BOOK_VARIABLE,
+    CHAPTER_VARIABLE,
+    FOLDER_VARIABLE,
+    chapter_name,
+    found,
+    keep,
+    pictures,
+    provenance,
+)
 from kvreport.publishing.wording import csv_of, model_said, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
@@ -111,10 +121,14 @@ class Page:
             fig.set_layout_engine(None)
             rows = csv_of(table)
             title = f"{self.chapter}: {name}, rows {hashlib.sha256(rows).hexdigest()[:8]}"
-            files = {kind: _picture(fig, kind, dpi=300, title=title) for kind in ("svg", "pdf", "png")}
-        inline = _picture_for_the_page(files["png"], fig.get_figwidth())
+            files = {"svg": _picture(fig, "svg", dpi=300, title=title)}
+            before = _drawn_from(files["svg"])
+            for kind in ("pdf", "png"):
+                files[kind] = _once(before and before / kind, partial(_picture, fig, kind, dpi=300, title=title))
+        inch = fig.get_figwidth()
+        inline = _once(before and before / "inline", partial(_picture_for_the_page, files["png"], inch))
         # Pixels of the page to an inch of the figure: 11 pt type comes out at the size of the text around it.
-        width = round(fig.get_figwidth() * 110)
+        width = round(inch * 110)
         plt.close(fig)
         metadata = {"name": name, "files": self._write(name, files | {"csv": rows}), "width": width} | _made_by(runs)
         _show({"image/png": base64.b64encode(inline).decode(), "text/plain": name}, {"image/png": metadata})
@@ -231,10 +245,28 @@ def _picture(fig: Figure, kind: str, dpi: int, title: str = "") -> bytes:
     return buffer.getvalue()
 
 
+def _drawn_from(svg: bytes) -> Path | None:
+    """Name where the book keeps what it drew beside an SVG; a run by hand keeps nothing.
+
+    An equal SVG is an equal figure: of a chapter that is drawn again, most are as they were.
+    """
+    if FOLDER_VARIABLE not in os.environ:
+        return None
+    code = map(fingerprint.of_file, (Path(__file__), Path(pictures.__file__)))
+    return BUILD / "pictures" / fingerprint.of_values([svg.decode(), matplotlib.__version__, *code])[:16]
+
+
+def _once(file: Path | None, draw: Callable[[], bytes]) -> bytes:
+    """Draw a picture, or read the one that is kept."""
+    if file is None:
+        return draw()
+    return (file if file.is_file() else keep(file, draw())).read_bytes()
+
+
 def _picture_for_the_page(sharp: bytes, inches: float) -> bytes:
     """Scale the picture for download down, which takes half as long as drawing another one."""
     for dpi in INLINE_DPI:
-        if len(candidate := reduced(sharp, colours=256, width=round(inches * dpi))) <= INLINE_BYTES:
+        if len(candidate := pictures.reduced(sharp, colours=256, width=round(inches * dpi))) <= INLINE_BYTES:
             return candidate
     # Better a coarse picture than a page that a telephone gives up on; the sharp files are a click away.
     return candidate

@@ -4,6 +4,7 @@ Written from recorded rows as plain HTML: radio buttons choose what is shown by 
 without JavaScript, and without a style sheet everything stands one below the other.
 """
 
+import functools
 import html
 import math
 from collections import defaultdict
@@ -87,6 +88,7 @@ def _framed(lines: Sequence[str]) -> str:
     return "::::{raw} html\n" + "\n".join(['<div class="kvbook-first">', *lines, "</div>"]) + "\n::::"
 
 
+@functools.cache
 def recorded() -> dict[str, tuple[pd.DataFrame, Run]]:
     """Read the answers by dtype, the coarsest first, each from the processor that asked most questions in it."""
     best: dict[str, tuple[pd.DataFrame, Run]] = {}

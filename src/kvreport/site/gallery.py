@@ -1,5 +1,6 @@
 """All figures on one page: a small picture of each, which leads to the figure in its chapter."""
 
+import hashlib
 import os
 import string
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from kvreport.publishing.pictures import reduced
 from kvreport.publishing.published import Published
 from kvreport.running.planning import Chapter
 
+_FOLDER = paths.BUILD / "thumbnails"
 # In Markdown a backslash before any of these makes it a letter.
 _MARKS = str.maketrans({mark: "\\" + mark for mark in string.punctuation})
 
@@ -23,8 +25,7 @@ def markdown(chapters: Iterable[Chapter], page: Path) -> str:
     sections = []
     for title, items in groupby(figures, key=lambda item: item.title):
         # Twice the width at which the page shows it, for screens with fine pixels.
-        small = ((item, reduced(item.picture, colours=64, width=520)) for item in items)
-        shown = (_linked(item, f"{item.name}.png", picture, page) for item, picture in small)
+        shown = (_linked(item, _small(item), page) for item in items)
         tiles = "\n\n".join(f":::::{{container}} kvbook-tile\n{one}\n:::::" for one in shown)
         sections.append(f"## {title}\n\n::::::{{container}} kvbook-gallery\n{tiles}\n::::::")
     return "\n\n".join(sections) or "No chapter has published a figure yet."
@@ -34,15 +35,20 @@ def whole(name: str, chapters: Sequence[Chapter], page: Path) -> str:
     """Write one figure as wide as the text; nothing before its chapter is executed."""
     for item in published.everything(chapter.executed for chapter in chapters):
         if item.name == name:
-            return _linked(item, f"{name}-whole.png", item.picture, page)
+            return _linked(item, keep(_FOLDER / item.chapter / f"{name}-whole.png", item.picture), page)
     if chapters:
         raise UserError(f"no chapter publishes the figure {name}")
     return ""
 
 
-def _linked(item: Published, name: str, content: bytes, page: Path) -> str:
-    """Keep a picture, and write it as one that leads to its figure, with the first sentence of the caption."""
-    file = keep(paths.BUILD / "thumbnails" / item.chapter / name, content)
+def _small(item: Published) -> Path:
+    """Keep a figure's small picture, drawn once for each large one: sixty take seconds."""
+    file = _FOLDER / item.chapter / f"{item.name}-{hashlib.sha256(item.picture).hexdigest()[:8]}.png"
+    return file if file.is_file() else keep(file, reduced(item.picture, colours=64, width=520))
+
+
+def _linked(item: Published, file: Path, page: Path) -> str:
+    """Write a picture as one that leads to its figure, with the first sentence of the caption."""
     picture, top = (Path(os.path.relpath(path, page)).as_posix() for path in (file, paths.ROOT))
     sentence = citation.heading(item)
     return (

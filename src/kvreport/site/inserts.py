@@ -1,5 +1,6 @@
 """What a page asks for with a comment such as ``<!-- part: ledger -->``: parts that only executed chapters can fill."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ def shows_chapters(text: str) -> bool:
 
 def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
     """Replace every mark in the source of a page in a folder; the chapters have been executed."""
+    # A page asks for a hundred numbers of a dozen chapters.
+    published = functools.cache(evaluated.published)
 
     def part(mark: re.Match[str]) -> str:
         if mark[1] == FIGURE:
@@ -55,7 +58,7 @@ def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
         return PARTS[mark[1]]()
 
     def measured(role: re.Match[str]) -> str:
-        numbers = evaluated.published(role["chapter"])["numbers"] if role["chapter"] else {}
+        numbers = published(role["chapter"])["numbers"] if role["chapter"] else {}
         if not numbers:
             remedy = "on this page a number needs its chapter before it: {measured}`layer_drift:...`"
             raise UserError(f"{role[0]}: {remedy}")
@@ -65,7 +68,7 @@ def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
     def origins(mark: re.Match[str]) -> str:
         item = re.split(r"^\d+\. ", text[: mark.start()], flags=re.MULTILINE)[-1]
         asked = [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
-        books = {chapter: evaluated.published(chapter) for chapter, _ in asked}
+        books = {chapter: published(chapter) for chapter, _ in asked}
         asked = [(books[chapter], what) for chapter, what in dict.fromkeys(asked)]
         found = (book["behind"][what] for book, what in asked if book["numbers"])
         return sentences.made_on(one for of_number in found for one in of_number)
