@@ -15,7 +15,7 @@ import kvbook
 from kvbook import paths
 from kvbook.diagnosis import faults, tolerance
 from kvbook.models import loading
-from kvbook.runs import records, reference
+from kvbook.runs import recording, records
 
 IDS = list(range(20))
 EXAMPLE = runpy.run_path(str(paths.ROOT / "examples" / "hand_written_gpt.py"))
@@ -177,15 +177,15 @@ def test_ones_own_tolerance_and_texts_are_taken(llama):
 def test_the_shipped_reference_is_what_its_recorded_run_gives():
     shipped = json.loads(tolerance.FILE.read_text("utf-8"))
     run = records.load(paths.RECORDED_RUNS / "layer_drift" / shipped["run"]["folder"])
-    assert reference.make(run) == shipped
+    assert recording.rounding_of(run) == shipped
     # Control: not what other rows give.
     run.rows["relative_rms"] *= 1.5
-    assert reference.make(run) != shipped
+    assert recording.rounding_of(run) != shipped
 
 
 def test_another_experiments_run_is_no_reference():
     other = records.load(next((paths.RECORDED_RUNS / "static_speed").iterdir()))
-    assert "name one of layer_drift" in refusal(reference.make, other)
+    assert "name one of layer_drift" in refusal(recording.rounding_of, other)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

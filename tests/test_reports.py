@@ -13,13 +13,13 @@ from refusing import refusal
 from small_models import asked
 
 from kvbook import paths
-from kvbook.diagnosis import demo, faults, outcome, reports, repro
+from kvbook.diagnosis import check, faults, outcome, reports, repro
 
 
 @pytest.fixture(scope="module")
 def checked():
     """Return what the demo finds: of a sound model and of one with a fault."""
-    return demo.outcomes()
+    return check.demo()
 
 
 # A program that shows the fault.

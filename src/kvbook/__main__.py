@@ -198,9 +198,9 @@ def demo() -> None:
     from kvbook.diagnosis import cores
 
     cores.settle()
-    from kvbook.diagnosis import demo as demonstration
+    from kvbook.diagnosis import check as checks
 
-    for found in demonstration.outcomes():
+    for found in checks.demo():
         typer.echo("\n".join([*found.lines, ""]))
 
 

@@ -94,9 +94,9 @@ def record(run: given("Folder of a finished run, or the first digits of its hash
 
 def records_reference(run: given("A recorded run of layer_drift: its folder, or its hash's first digits.")) -> None:
     """Write a run's rounding into the library, where `assert_cache_matches` takes its tolerance from."""
-    from kvbook.runs import recording, records, reference
+    from kvbook.runs import recording, records
 
-    typer.echo(f"written {reference.write(records.load(recording.find(run)))}")
+    typer.echo(f"written {recording.write_rounding(records.load(recording.find(run)))}")
 
 
 def records_verify() -> None:

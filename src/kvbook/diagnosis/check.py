@@ -5,21 +5,21 @@ It runs the checkpoint as it is, in as many dtypes as the verdict needs, and say
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from typing import Any
 
 import pandas as pd
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kvbook import UserError, __version__, older, progress
-from kvbook.diagnosis import CheckSettings, known, layerwise, refusals, storage, thorough, verdict, wrong_pass
+from kvbook.diagnosis import CheckSettings, faults, known, layerwise, refusals, storage, thorough, verdict, wrong_pass
 from kvbook.diagnosis.outcome import INTENDED, STATUS, Drift, Outcome, PathFound, Slope
 from kvbook.diagnosis.probe import TOGETHER, by_way, rows_of, samples_of, suspicious_layer, worst
 from kvbook.measuring import UNIT_ROUNDOFF, costs, in_fp64
-from kvbook.models import decoders, loading, placement, sources
+from kvbook.models import corpus, decoders, loading, placement, sources
 
 # What an outcome depends on.
 VERSIONS = {"kvbook": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
@@ -321,3 +321,36 @@ def _cause(rows: pd.DataFrame, use_cache: bool | None, seed: int, again: pd.Data
 def _pieces(dtype: str, n_tokens: int) -> float:
     # A call reads all weights once, and computes with every token.
     return UNIT_ROUNDOFF[dtype] ** -0.1 * (1 + n_tokens / 16)
+
+
+# The demonstration.
+
+_SHAPE = LlamaConfig(
+    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, tie_word_embeddings=False,
+)
+_TEXTS = [corpus.Sample(index, "random", 0, list(range(10 * index, 10 * index + 12))) for index in range(2)]
+
+
+def demo() -> list[Outcome]:
+    """Check a sound model and one with a fault, made on the spot; no file and no network is needed."""
+    return [
+        _checked("a sound model", lambda _model: nullcontext()),
+        _checked("the same model, new positions counted from 0", faults.offset_forgotten),
+    ]
+
+
+def _checked(name: str, fault: Callable[[LlamaForCausalLM], faults.Injected]) -> Outcome:
+    start, rows = time.monotonic(), []
+    for dtype in ("float64", "float32"):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(_SHAPE).eval().requires_grad_(False).to(getattr(torch, dtype))
+        with fault(model):
+            rows += rows_of(model, dtype, _TEXTS, together=len(_TEXTS))
+    nothing = pd.DataFrame()
+    return Outcome(
+        model=name, weights="random", layers=_SHAPE.num_hidden_layers, parameters=model.num_parameters(), device="cpu",
+        threads=torch.get_num_threads(), texts=len(_TEXTS), tokens=len(_TEXTS[0].ids), left_out={},
+        not_tried=["float16", "bfloat16"], seconds=time.monotonic() - start, versions=VERSIONS,
+        **judged(pd.DataFrame(rows), True, 0, nothing, nothing),
+    )

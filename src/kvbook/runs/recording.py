@@ -20,6 +20,8 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, Field, StringConstraints, ValidationError
 
 from kvbook import UserError, fingerprint, paths
+from kvbook.diagnosis import tolerance
+from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs import privacy, records
 from kvbook.settings import Strict, faults_of
 
@@ -31,6 +33,8 @@ Words = Annotated[str, Field(min_length=1)]
 _ENVELOPE = {"experiment", "hash", "commit", "started", "finished", "rows", "rows_sha256", "recorded"}
 _FILES = ("rows.csv.gz", "run.json")
 _LONGEST = 48
+# The experiment whose rows say how much a sound cache may drift.
+_OF_ROUNDING = "layer_drift"
 
 
 class Machine(BaseModel, extra="allow"):
@@ -238,3 +242,33 @@ def verify() -> tuple[int, list[str]]:
         if (twin := by_hash.setdefault(about.hash, folder)) != folder:
             faults.append(f"{folder} is the run of {twin} once more")
     return len(folders), faults
+
+
+# What recorded rows say of rounding, as the one small file that tests take tolerances from.
+
+
+def rounding_of(run: records.Run) -> dict[str, Any]:
+    """Take the largest relative drift over texts, by dtype and layer, in roundoffs."""
+    if run.about["experiment"] != _OF_ROUNDING:
+        raise UserError(f"{run.folder.name} is a run of {run.about['experiment']}: name one of {_OF_ROUNDING}")
+    hidden = run.rows[run.rows["place"] == "hidden"]
+    largest = hidden.groupby(["dtype", "layer"])["relative_rms"].max()
+    return {
+        "made_by": f"kvbook records reference {run.folder.name}",
+        "run": {"experiment": _OF_ROUNDING, "folder": run.folder.name, "hash": run.about["hash"],
+                "rows_sha256": run.about["rows_sha256"]},
+        "model": run.about["models"][0]["name"], "processor": run.about["machine"]["processor"],
+        "torch": run.about["machine"]["torch"],
+        "texts": int(hidden.groupby(["model", "dtype"])["sample"].nunique().max()),
+        "tokens": int(hidden["n_tokens"].max()),
+        "roundoffs": {
+            dtype: [float(f"{drift / UNIT_ROUNDOFF[dtype]:.4g}") for drift in largest[dtype].sort_index()]
+            for dtype in sorted(hidden["dtype"].unique())
+        },
+    }
+
+
+def write_rounding(run: records.Run, to: Path = tolerance.FILE) -> Path:
+    """Write the file that the library ships."""
+    to.write_text(json.dumps(rounding_of(run), indent=1) + "\n", "utf-8")
+    return to
