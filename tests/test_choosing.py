@@ -15,7 +15,7 @@ from kvreport.chapters.does_it_matter.rows import NO_CACHE
 from kvreport.chapters.layer_drift import greedy_paths
 from kvreport.chapters.layer_drift.rows import LOOPS
 from kvreport.chapters.models import greedy_samples
-from kvreport.chapters.static_cache import texts
+from kvreport.chapters.static_cache import kinds
 
 # A row in which several numbers are the largest; torch.topk puts another one first.
 TIED = torch.zeros(2000).index_fill(0, torch.arange(7, 2000, 3), 4.0)
@@ -53,7 +53,7 @@ def test_each_experiments_own_loop_takes_the_lowest_index_though_it_ends_a_text_
         written = {
             "uncached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose, NO_CACHE)],
             "cached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose)],
-            **{way: [SimpleNamespace(**row) for row in texts._write(on_a_tie, ids, way, 5)] for way in texts.KINDS},
+            **{way: [SimpleNamespace(**row) for row in kinds._write(on_a_tie, ids, way, 5)] for way in kinds.KINDS},
             "samples": [SimpleNamespace(token=token) for token, _ in greedy_samples.write(on_a_tie, ids, 5)],
         }
         forbidden = small_models.generated(on_a_tie, ids, 5).sequences

@@ -14,9 +14,8 @@ from refusing import refusal
 
 from kvbook.measuring import caches, decoding, large_pages, memory
 from kvbook.measuring.decoding import Decoder, Way
-from kvreport.chapters.static_cache import measures, memory_bandwidth, shapes, speed, tables
+from kvreport.chapters.static_cache import kinds, measures, memory_bandwidth, speed, tables
 from kvreport.chapters.static_cache import rows as chapter_rows
-from kvreport.chapters.static_cache import texts as written_texts
 from kvreport.chapters.static_cache.rows import STEP
 from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
@@ -334,8 +333,8 @@ def test_beside_what_was_compiled_the_documents_version_is_told():
 
 def test_the_documents_own_ids_are_fed_and_another_prompt_is_cut_anew(settings):
     document = documents.published("notebook-static")
-    assert shapes.inputs(settings.model_copy(update={"prompt": document["prompt"]}))["ids"] == document["prompt_ids"]
-    assert shapes.inputs(settings)["ids"] != document["prompt_ids"]
+    assert kinds.inputs(settings.model_copy(update={"prompt": document["prompt"]}))["ids"] == document["prompt_ids"]
+    assert kinds.inputs(settings)["ids"] != document["prompt_ids"]
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +380,6 @@ def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
     assert tables.limit(results) > 0
 
 
-@pytest.mark.parametrize("experiment", [speed, written_texts])
+@pytest.mark.parametrize("experiment", [speed.EXPERIMENT, kinds.TEXTS])
 def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
-    assert "context" in refusal(lambda: experiment.EXPERIMENT.run(settings.model_copy(update={"n_new_tokens": 100})))
+    assert "context" in refusal(lambda: experiment.run(settings.model_copy(update={"n_new_tokens": 100})))

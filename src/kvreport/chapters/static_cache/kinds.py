@@ -1,13 +1,17 @@
-"""What goes into the model and what a cache holds: the shapes step by step, and the bytes at the peak.
+"""What each kind of cache holds, and what is written with it: shapes step by step, bytes at the peak, and a text.
 
-The document's loops again, written for the cache classes of today, from the ids that it prints of its prompt.  It
-printed the shape of the ids behind a step without a cache, and of the keys behind a step with one; ``len(keys[0])``,
-which it took for the length, is printed too.
+The shapes are those of the document's loops, written for the cache classes of today, from the ids that it prints of its
+prompt.  It printed the shape of the ids behind a step without a cache, and of the keys behind a step with one;
+``len(keys[0])``, which it took for the length, is printed too.
 
 Bytes are counted at the peak of generating a few tokens after a prompt of a given length, the counter reset before each
 kind of cache.  On a CPU it sees the whole process, so the bytes in use just before are noted beside it.
 
-Rows, one a (cache, step) and one a (cache, length): see ``data/README.md``.
+The text is written greedily from the document's prompt, with weights that have learnt something.  After the first token
+that differs two texts go their own ways, so what is told there is the margin: how close the second choice was without a
+cache.
+
+Rows, one a (cache, step), one a (cache, length), and one a (dtype, cache, step): see ``data/README.md``.
 """
 
 import itertools
@@ -17,8 +21,8 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook import progress
 from kvbook.measuring import caches, choosing, memory
-from kvbook.models import kept, loading
-from kvbook.runs import Experiment, Inputs, Rows, Work
+from kvbook.models import kept, loading, placement
+from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
 from kvreport.chapters.static_cache import subject
 from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
 from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
@@ -119,4 +123,56 @@ def work_of_memory(settings: StaticCacheSettings) -> Work:
 MEMORY = Experiment(
     "static_memory", StaticCacheSettings, subject.inputs, measure_memory, fields=FIELDS | {"n_new_tokens"},
     work=work_of_memory,
+)
+
+
+def _weights(settings: StaticCacheSettings) -> str:
+    """Choose the weights that write: random ones write nothing that a reader could compare."""
+    return "stand-in" if settings.weights == "random" else settings.weights
+
+
+def _dtypes(settings: StaticCacheSettings) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((settings.dtype, "float32")))
+
+
+def inputs_of_texts(settings: StaticCacheSettings) -> Inputs:
+    """Name the model, and refuse what cannot be run."""
+    placement.check(settings.device, _dtypes(settings))
+    model = loading.identify(settings.text_model, _weights(settings), settings.seed)
+    tokenizer = kept.tokenizer(settings.text_model, _weights(settings))
+    loading.check_length(model, len(tokenizer(settings.prompt)["input_ids"]) + settings.n_new_tokens, "n_new_tokens")
+    return {"models": [model | {"asked_for": settings.text_model}]}
+
+
+def measure_texts(settings: StaticCacheSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Write the text in every dtype and way."""
+    for dtype, _ in writer.pending(dict.fromkeys(_dtypes(settings)), "texts: dtype"):
+        loaded = loading.load(
+            settings.text_model, weights=_weights(settings), dtype=dtype, device=settings.device, seed=settings.seed
+        )
+        ids = subject.prompt(settings, loaded)
+        writer.keep(dtype, loaded.about, (
+            {"cache": way, "step": step, "text": loaded.tokenizer.decode(row["token"])} | row
+            for way in progress.track(KINDS, label=f"texts, {dtype}: way")
+            for step, row in enumerate(_write(loaded.model, ids, way, settings.n_new_tokens))
+        ))
+
+
+def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> Rows:
+    cache = None if way == "none" else caches.make(way, model.config, ids.shape[1] + n_new)
+    for _, logits, token in choosing.written(model, ids, n_new, cache):
+        row = logits[0].float()
+        rms = row.square().mean().sqrt().item()
+        yield {"token": token.item(), "margin": choosing.margin(row).item(), "logits_rms": rms}
+
+
+def work_of_texts(settings: StaticCacheSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_new = settings.n_new_tokens
+    return Work(max(1, n_new // 2), n_new, 2 * n_new, _dtypes(settings))
+
+
+TEXTS = Experiment(
+    "static_texts", StaticCacheSettings, inputs_of_texts, measure_texts,
+    fields=FIELDS - {"model"} | {"text_model", "prompt", "n_new_tokens"}, revision=2, work=work_of_texts,
 )
