@@ -4,17 +4,23 @@ Every way reads the same texts from their first character on, and is scored at t
 compared place by place.  Beside it: how well the model predicts the same characters from fewer or more before each.  A
 way that drops characters from its block is expected to predict worse; whether it does is for these rows to say.
 
-Rows, one a (way, sample, bucket of lengths), and one a (sample, number of characters held): see ``data/README.md``.
+A last experiment lets each way write: greedily from a short prompt, as the reply tests its code, and sampled, as the
+thread writes.
+
+Rows, one a (way, sample, bucket of lengths), one a (sample, number of characters held), and one a (choice, way,
+sample): see ``data/README.md``.
 """
 
 import itertools
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from kvbook.runs import Experiment, Inputs, Writer
 from kvreport.chapters.from_scratch import subject
-from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, refills
+from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Window, refills, write
+from kvreport.chapters.from_scratch.rows import FORGOTTEN, POSTED, REPLY, REPLYS_WINDOW, WINDOW
 from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # A way without a memory costs a whole window for each place, so only so many places of a block are scored.
@@ -23,6 +29,10 @@ PLACES_IN_BLOCK = 8
 _BATCH = 32
 # So many numbers of characters held are tried, evenly up to a block.
 _PARTS = 8
+# By our count, the tokens of the reply's prompt; here as many characters.
+PROMPT = 13
+# Texts that each way writes, and their length in blocks.
+N_TEXTS, BLOCKS = 4, 3
 
 
 def hops(block: int) -> list[int]:
@@ -118,3 +128,36 @@ def measure_held(settings: ScratchSettings, _made_of: Inputs, writer: Writer) ->
 
 EXPERIMENT = Experiment("scratch_loss", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS)
 HELD = Experiment("scratch_held", ScratchSettings, subject.inputs, measure_held, fields=subject.FIELDS)
+
+
+def ways_to_write(block: int) -> dict[str, MakeReader]:
+    """List the ways that write."""
+    return {
+        WINDOW: WAYS[WINDOW], POSTED: WAYS[POSTED], REPLYS_WINDOW: partial(Window, positions="modulo"),
+        REPLY: WAYS[REPLY], FORGOTTEN: WAYS[FORGOTTEN], **refills(block // 2),
+    }
+
+
+def measure_texts(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Let every way write, greedily and sampled."""
+    loaded = subject.load(settings, settings.dtypes[0])
+    model, block = loaded.model, loaded.model.shape.block
+    samples = subject.texts(settings, loaded.vocabulary, block)[:N_TEXTS]
+    prompts = subject.ids_of(samples, model.device)[:, : min(PROMPT, block // 2)]
+    total = min(BLOCKS, settings.n_blocks) * block
+    draws = torch.rand(total, generator=torch.Generator().manual_seed(settings.seed))
+    made = ways_to_write(block).items()
+    units = {f"{choice}|{name}": (choice, name, make) for choice in ("greedy", "drawn") for name, make in made}
+    for unit, (choice, name, make) in writer.pending(units, "texts: way"):
+        # The thread starts from one character, the reply from a prompt.
+        start = prompts if choice == "greedy" else prompts[:, :1]
+        with torch.inference_mode():
+            written = write(make(model), start, total - start.shape[1], None if choice == "greedy" else draws)
+        writer.keep(unit, {"choice": choice, "way": name, "dtype": settings.dtypes[0]}, (
+            {"sample": sample.index, "source": sample.source, "block": block, "n_prompt": start.shape[1],
+             "text": loaded.vocabulary.decode(ids.tolist())}
+            for sample, ids in zip(samples, written, strict=True)
+        ))
+
+
+TEXTS = Experiment("scratch_texts", ScratchSettings, subject.inputs, measure_texts, fields=subject.FIELDS)

@@ -14,7 +14,7 @@ import torch
 from kvbook.measuring import timing
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Row, Writer
-from kvreport.chapters.from_scratch import loss, rows, subject, texts
+from kvreport.chapters.from_scratch import loss, rows, subject
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reader, Reply, Rolling, Window, refills, write
 from kvreport.chapters.from_scratch.settings import ScratchSettings
@@ -46,7 +46,7 @@ def _step_seconds(way: Reader, ids: torch.Tensor, length: int) -> float:
 
 
 def _run_seconds(way: Reader, ids: torch.Tensor, length: int) -> float:
-    return timing.timed(lambda: write(way, ids[:, : texts.PROMPT], length), ids.device)[1]
+    return timing.timed(lambda: write(way, ids[:, : loss.PROMPT], length), ids.device)[1]
 
 
 def _past_seconds(way: Reader, ids: torch.Tensor, block: int) -> float:

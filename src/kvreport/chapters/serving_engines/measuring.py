@@ -14,7 +14,7 @@ from kvbook import UserError
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvbook.server.client import Refused
-from kvreport.chapters.serving_engines import asking, transformers_itself
+from kvreport.chapters.serving_engines import asking
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.chapters.serving_engines.asking import Written
 from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
@@ -55,7 +55,7 @@ def _asking(settings: ServingEnginesSettings, name: str, dtype: str, mode: str) 
     """Start an engine's server, or take the library in this process, and give what asks it."""
     if name == "transformers":
         model = samples.load(settings, settings.model, dtype).model
-        yield lambda way, prompts, tokens: transformers_itself.write(model, prompts, tokens, way == named.WARM)
+        yield lambda way, prompts, tokens: asking.write(model, prompts, tokens, way == named.WARM)
         return
     with serving.serving(name, dtype, mode) as server:
 
@@ -106,7 +106,7 @@ def _eights(asked: list[corpus.Sample]) -> list[list[corpus.Sample]]:
 
 def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Rows:
     """Lay out what was written, beside what fp64 says of the same text."""
-    logs = transformers_itself.read(said, prompt, one.tokens)
+    logs = asking.read(said, prompt, one.tokens)
     for place, (token, value, top) in enumerate(zip(one.tokens, one.logprobs, one.top, strict=True)):
         yield {
             "position": place, "token": token, "logprob": f"{value:.9g}",
