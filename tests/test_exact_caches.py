@@ -7,7 +7,6 @@ from transformers import DynamicCache
 
 from kvbook.exact.verification import fed
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import ladder as exact_ladder
 from kvreport.chapters.exact_caches import lengths, measures, paths
 from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
@@ -95,17 +94,17 @@ def test_one_row_of_one_chunk_that_differs_in_one_bit_is_counted(llama, ids):
 
 def test_every_rung_is_measured_and_the_last_one_is_exact(measured):
     table = measured["rungs"]
-    assert tuple(dict.fromkeys(table["rung"])) == tuple(exact_ladder.RUNGS) == RUNGS
+    assert tuple(dict.fromkeys(table["rung"])) == tuple(paths.RUNGS) == RUNGS
     assert (table.loc[table["rung"] == ALL, "share"] == 1).all()
     assert (table["error"] > 0).all()
 
 
 def test_the_errors_of_the_full_pass_and_of_the_steps_are_told_apart(llama, ids, monkeypatch):
     true = llama(ids, use_cache=False).logits[0].double()
-    sound = exact_ladder._score(llama, None, ids, true)
-    fed = exact_ladder.fed
-    monkeypatch.setattr(exact_ladder, "fed", lambda *arguments: fed(*arguments) + 1.0)
-    harmed = exact_ladder._score(llama, None, ids, true)
+    sound = paths._score(llama, None, ids, true)
+    fed = paths.fed
+    monkeypatch.setattr(paths, "fed", lambda *arguments: fed(*arguments) + 1.0)
+    harmed = paths._score(llama, None, ids, true)
     assert harmed["error_rms"] == sound["error_rms"] < 1e-3
     assert sound["step_error_rms"] < 1e-3 < harmed["step_error_rms"]
 

@@ -1,6 +1,9 @@
 """Every way to feed the same tokens against the full pass, with stock arithmetic and under `row_invariant`.
 
-Rows, one a (model, dtype, sample, arithmetic, way): see ``data/README.md``.
+A second experiment asks which part of the arithmetic has to be invariant: rungs from stock to all of it, with drift and
+error of each.
+
+Rows, one a (model, dtype, sample, arithmetic, way), and one a (dtype, sample, rung): see ``data/README.md``.
 """
 
 from collections.abc import Iterator
@@ -12,13 +15,20 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook import UserError, exact
 from kvbook.exact.verification import fed
+from kvbook.measuring import fp64_reference, in_fp64
 from kvbook.models import corpus, registry, sources
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
-from kvreport.chapters.exact_caches.rows import ARITHMETICS, EXACT, SINGLE
+from kvreport.chapters.exact_caches import rows as named
 from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Tokens that a padded text is moved by.
 _PAD = 7
+# Attention implementation and invariant parts of every rung; None is torch's own arithmetic.
+RUNGS: dict[str, tuple[str | None, tuple[str, ...] | None]] = {
+    named.STOCK: (None, None), named.EAGER: ("eager", None), named.ATTENTION: (None, ("attention",)),
+    named.PRODUCTS: (None, ("products",)), named.BOTH: (None, ("products", "attention")),
+    named.ALL: (None, exact.PARTS),
+}
 
 
 def subjects(settings: ExactCachesSettings) -> list[str]:
@@ -42,7 +52,7 @@ def ways(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, torch
     yield "chunks", fed(model, ids, chunks(length), DynamicCache(config=config))
     static = StaticCache(config=config, max_cache_len=length + _PAD)
     yield "chunks, static cache", fed(model, ids, chunks(length), static)
-    yield SINGLE, fed(model, ids, [1] * length, DynamicCache(config=config))
+    yield named.SINGLE, fed(model, ids, [1] * length, DynamicCache(config=config))
     yield "in a batch of three", model(torch.cat([ids.flip(1), ids, ids.roll(5, 1)])).logits[1]
     padded = torch.cat([ids[:, :_PAD], ids], 1)
     mask = torch.ones_like(padded)
@@ -66,12 +76,12 @@ def _generated(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def switched(arithmetic: str) -> AbstractContextManager[Any]:
     """Switch one of `ARITHMETICS` on."""
-    return exact.row_invariant() if arithmetic == EXACT else nullcontext()
+    return exact.row_invariant() if arithmetic == named.EXACT else nullcontext()
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
     """Hold every way against the full pass, under both arithmetics."""
-    for arithmetic in ARITHMETICS:
+    for arithmetic in named.ARITHMETICS:
         with torch.inference_mode(), switched(arithmetic):
             full = model(ids, use_cache=False).logits[0]
             for way, logits in ways(model, ids):
@@ -108,7 +118,7 @@ def measure(settings: ExactCachesSettings, made_of: Inputs, writer: Writer) -> N
 
 def work(settings: ExactCachesSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    n_texts = len(ARITHMETICS) * settings.n_samples
+    n_texts = len(named.ARITHMETICS) * settings.n_samples
     # All tokens one by one, half of them through generate, and a few of the chunks.
     return Work(settings.n_tokens, 9 * n_texts, 2 * settings.n_tokens * n_texts, settings.dtypes)
 
@@ -116,3 +126,44 @@ def work(settings: ExactCachesSettings) -> Work:
 # The settings on which the rows depend; models are among the inputs.
 FIELDS = frozenset({"weights", "device", "seed", "corpus", "n_samples", "n_tokens", "dtypes"})
 EXPERIMENT = Experiment("exact_ways", ExactCachesSettings, inputs, measure, FIELDS, work=work)
+
+
+def inputs_of_ladder(settings: ExactCachesSettings) -> Inputs:
+    """Name the model and the corpus, and refuse what cannot be run."""
+    return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens)
+
+
+def measure_ladder(settings: ExactCachesSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Take every text through all rungs, in every dtype."""
+    truth = fp64_reference.Reference(settings.dtypes)
+    for dtype in settings.dtypes:
+        loaded = {kind: samples.load(settings, settings.model, dtype, kind) for kind in (None, "eager")}
+        truth.take(loaded["eager"].model)
+        for text in samples.pending(settings, writer, loaded[None], dtype, f"ladder of the arithmetic, {dtype}"):
+            ids, index = text.ids, text.sample.index
+            with torch.inference_mode(), in_fp64.widened(torch.float64):
+                (reference,) = truth.of(index, lambda model, ids=ids: (model(ids, use_cache=False).logits[0],))
+            rows = (
+                {"rung": name} | _score(loaded[attention].model, parts, ids, reference)
+                for name, (attention, parts) in RUNGS.items()
+            )
+            text.keep(rows, n_tokens=ids.shape[1])
+
+
+def _score(model: PreTrainedModel, parts: tuple[str, ...] | None, ids: torch.Tensor, reference: torch.Tensor) -> Row:
+    with torch.inference_mode(), nullcontext() if parts is None else exact.row_invariant(parts):
+        full = model(ids, use_cache=False).logits[0]
+        single = fed(model, ids, [1] * ids.shape[1], DynamicCache(config=model.config))
+    errors = [(logits.double() - reference).square().mean().sqrt().item() for logits in (full, single)]
+    return against(full, single) | {
+        "error_rms": errors[0], "step_error_rms": errors[1], "reference_rms": reference.square().mean().sqrt().item(),
+    }
+
+
+def work_of_ladder(settings: ExactCachesSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    n_texts, n_tokens = len(RUNGS) * settings.n_samples, settings.n_tokens
+    return Work(n_tokens, n_texts, n_tokens * n_texts, settings.dtypes, in_fp64=settings.n_samples, copies=2)
+
+
+LADDER = Experiment("exact_ladder", ExactCachesSettings, inputs_of_ladder, measure_ladder, FIELDS, work=work_of_ladder)
