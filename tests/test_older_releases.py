@@ -27,8 +27,7 @@ import torch, transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import kvbook
-from kvbook.diagnosis import check
-from kvbook.diagnosis import CheckSettings
+from kvbook.diagnosis import CheckSettings, check
 from kvbook.exact import row_invariant, verify
 
 outcome = check.check(CheckSettings.checked(model="llama", n_samples=1, n_tokens=12, thorough=True))

@@ -178,12 +178,9 @@ def test_what_a_build_leaves_out_is_not_measured_and_all_else_is(monkeypatch):
 
 
 def test_an_experiment_that_the_rows_do_not_name_or_no_module_makes_is_refused(monkeypatch):
-    monkeypatch.setattr(rows, "EXPERIMENTS", {"errors": 1})
-    said = refusal(found.experiments, "kvreport.chapters.which_path_is_right")
-    assert said == "experiment 'errors': kvreport.chapters.which_path_is_right makes no such experiment"
-    monkeypatch.setattr(rows, "EXPERIMENTS", {})
-    said = refusal(found.experiments, "kvreport.chapters.which_path_is_right")
-    assert said.endswith(".rows does not name it with its revision")
+    for named, said in (({"errors": 1}, " makes no such experiment"), ({}, ".rows does not name it with its revision")):
+        monkeypatch.setattr(rows, "EXPERIMENTS", named)
+        assert refusal(found.experiments, "kvreport.chapters.which_path_is_right").endswith(said)
 
 
 @pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])

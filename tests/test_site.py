@@ -292,13 +292,14 @@ def joined(root: Path, executed: dict) -> dict:
 def test_what_a_readers_own_run_made_has_files_and_no_citation(root):
     executed = copy_of(root)
     figure = cell(executed, "figure")["outputs"][0]["metadata"]["image/png"]
-    made = {"experiment": "squares", "runs": ["aaaaaaaa"], "machine": None, "settings": {}, "models": [], "seeds": [0]}
+    made = {"experiment": "squares", "runs": ["aaaaaaaa"], "machine": None, "models": [], "seeds": [0]}
+    made["settings"] = {"corpus": "english"}
     for recorded in (True, False):
         figure["made_by"] = [made | {"recorded": recorded}]
         offered = "".join(cell(joined(root, executed), "downloads-fig-squares")["source"])
         words = ("BibTeX", "@misc", ":::::{dropdown} How this was run, and how to cite it", "your own run")
         assert [word in offered for word in words] == [recorded] * 3 + [not recorded]
-        assert "fig-squares.csv" in offered
+        assert all(words in offered for words in ("fig-squares.csv", "; English prose; "))
 
 
 def test_a_caption_names_the_processors_behind_its_rows_unless_it_speaks_of_them_itself():

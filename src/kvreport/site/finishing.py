@@ -56,7 +56,8 @@ def _without_thebe_and_twins(scripts: list[Any]) -> list[Any]:
 
 def _cleaned(body: str) -> str:
     body = body.replace(' aria-label="Toggle hidden content"', "").replace('role="doc-biblioentry"', 'role="listitem"')
-    body = re.sub(r'<span class="pre">([^<]*)</span>', r"\1", body)
+    # Names and punctuation have the colour of all code.
+    body = re.sub(r'<span class="(?:pre|n|p)">([^<]*)</span>', r"\1", body)
     body = re.sub(r' class="row-(odd|even)"', "", body)
     # A cell of several paragraphs keeps them.
     body = re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)

@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook import UserError
+from kvbook.models.corpus import POPULATIONS
 from kvreport.publishing import citation, processors, provenance, published, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
 from kvreport.running.planning import Chapter
@@ -139,6 +140,7 @@ def _made_by(item: Mapping[str, Any]) -> str:
         settings, machine = made["settings"], made["machine"] or {}
         facts = [f"`{made['experiment']}`", wording.weights_said(", ".join(made["models"]))]
         facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
+        facts.append(POPULATIONS.get(settings.get("corpus"), ""))
         if "dtypes" in settings:
             facts.append(", ".join(settings["dtypes"]))
         facts += [processors.device(machine)]
