@@ -133,35 +133,28 @@ def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]])
     """Predict what an experiment takes, by its large models that are trained; None where it has none."""
     # Imports torch, which whoever only lists experiments need not wait for.
     from kvbook.measuring import costs
-    from kvbook.models import sources
+    from kvbook.models import kept, loading, sources
 
-    found = [
-        _of_one(work, settings, model)
-        for model in models
-        if model.get("parameters", 0) >= LARGE and model["weights"] not in sources.DRAWN
-    ]
+    found = []
+    for model in models:
+        if model.get("parameters", 0) < LARGE or model["weights"] in sources.DRAWN:
+            continue
+        # A folder, a file and a hub id bring their own weights, whatever is asked for.
+        weights = model["weights"] if model["weights"] in get_args(Weights) else "stand-in"
+        config = loading.config_of(model.get("asked_for", settings.model), weights)
+        cost = costs.predict(
+            config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
+            n_copies=work.copies,
+        )
+        # What takes more than a limit is streamed.
+        limit = memory_of(settings) or float("inf")
+        n_bytes = min(limit, cost.n_bytes + kept.beside(loading.parameter_count(config), work.dtypes))
+        found.append(costs.Cost(n_bytes, cost.seconds))
+        if work.in_fp64:
+            n_passes = work.in_fp64 * len(work.dtypes)
+            more = costs.predict(config, ["float64"], work.n_tokens, n_passes=n_passes, device=settings.device)
+            found[-1] = costs.Cost(n_bytes + more.n_bytes, cost.seconds + more.seconds)
     return costs.Cost(max(cost.n_bytes for cost in found), sum(cost.seconds for cost in found)) if found else None
-
-
-def _of_one(work: Work, settings: Settings, model: Mapping[str, Any]) -> "costs.Cost":
-    from kvbook.measuring import costs
-    from kvbook.models import kept, loading
-
-    # A folder, a file and a hub id bring their own weights, whatever is asked for.
-    weights = model["weights"] if model["weights"] in get_args(Weights) else "stand-in"
-    config = loading.config_of(model.get("asked_for", settings.model), weights)
-    main = costs.predict(
-        config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
-        n_copies=work.copies,
-    )
-    # What takes more than a limit is streamed.
-    limit = memory_of(settings) or float("inf")
-    n_bytes = min(limit, main.n_bytes + kept.beside(loading.parameter_count(config), work.dtypes))
-    if not work.in_fp64:
-        return costs.Cost(n_bytes, main.seconds)
-    n_passes = work.in_fp64 * len(work.dtypes)
-    beside = costs.predict(config, ["float64"], work.n_tokens, n_passes=n_passes, device=settings.device)
-    return costs.Cost(n_bytes + beside.n_bytes, main.seconds + beside.seconds)
 
 
 def announced(
