@@ -308,9 +308,8 @@ def test_shares_of_calls_are_means_over_texts_in_figures_and_in_sentences(result
 
 
 def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():
-    ran = pd.DataFrame(
-        {"dtype": "bfloat16", "operation": ["q_proj", "o_proj", rows.ATTENTION], "kernel": ["a", "a", "b"]}
-    ).assign(rows=1, shape="1x2x3", calls=1)
+    ran = pd.DataFrame({"operation": ["q_proj", "o_proj", rows.ATTENTION], "kernel": ["a", "a", "b"]})
+    ran = ran.assign(dtype="bfloat16", rows=1, shape="1x2x3", calls=1)
     replay = replayed((LAST, 0, "q_proj"), texts=[0, 1, 2, 3]).assign(dtype="bfloat16")
     about = {"machine": {"processor": "Maker One", "cpu": {"instructions": []}}, "settings": {"n_tokens": "33-190"}}
     whole = {"operation_replay": run_of(replay, **about), "kernels": run_of(ran, **about)}
