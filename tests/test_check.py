@@ -16,7 +16,6 @@ from transformers import LlamaForCausalLM
 
 from kvbook import UserError, progress
 from kvbook.diagnosis import check, cores, faults, outcome, probe, wrong_pass
-from kvbook.diagnosis.probe import in_batches, rows_of
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading, lowbit, placement
 
@@ -81,12 +80,12 @@ def test_where_fp64_is_missing_16_bits_stand_in_for_it_and_asked_for_alone_it_is
 
 def test_texts_of_one_length_are_fed_together_and_others_apart():
     texts = [corpus.Sample(index, "file", 0, [5] * length) for index, length in enumerate([9, 7, 9, 9, 7, 9])]
-    assert [[text.index for text in batch] for batch in in_batches(texts, 3)] == [[0, 2, 3], [5], [1, 4]]
+    assert [[text.index for text in batch] for batch in probe.in_batches(texts, 3)] == [[0, 2, 3], [5], [1, 4]]
 
 
 def test_a_bug_in_one_text_of_a_batch_is_that_texts_alone(llama, monkeypatch):
     texts = [corpus.Sample(index, "file", 0, list(range(11 + index, 31 + index))) for index in range(3)]
-    clean, apart = (list(rows_of(llama, "float32", texts, together=n)) for n in (3, 1))
+    clean, apart = (list(probe.rows_of(llama, "float32", texts, together=n)) for n in (3, 1))
     assert {(row["sample"], row["way"]) for row in clean} == {(row["sample"], row["way"]) for row in apart}
     assert all(row["drift"] < 1e-4 for row in clean)
 
@@ -95,7 +94,7 @@ def test_a_bug_in_one_text_of_a_batch_is_that_texts_alone(llama, monkeypatch):
             found.logits[1] += torch.linspace(0, 1, found.logits.shape[-1])
 
     end_in(wrong_on_a_cache, monkeypatch)
-    assert {row["sample"] for row in rows_of(llama, "float32", texts, together=3) if row["drift"] > 0.01} == {1}
+    assert {row["sample"] for row in probe.rows_of(llama, "float32", texts, together=3) if row["drift"] > 0.01} == {1}
 
 
 # Threads.

@@ -13,7 +13,6 @@ from refusing import refusal
 from small_models import asked, configure, small_llama
 
 from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict, wrong_pass
-from kvbook.diagnosis.probe import rows_of, suspicious_layer
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading
 
@@ -85,7 +84,7 @@ def test_a_cache_that_is_never_returned_holds_nothing_and_a_sound_one_all_that_w
 
 
 def rows_in_fp64(model) -> pd.DataFrame:
-    return pd.DataFrame(rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
+    return pd.DataFrame(probe.rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
 
 
 def test_control_softmax_in_32_bits_would_make_a_sound_mpt_look_like_a_bug(family_folders, monkeypatch):
@@ -121,17 +120,17 @@ def test_a_fault_is_taken_out_again_also_after_an_error(name, llama):
 def test_the_first_suspicious_layer_is_the_one_in_which_the_bug_is(request, family, plant, layer):
     model = copy.deepcopy(request.getfixturevalue(family)).double()
     with plant(model):
-        assert suspicious_layer(rows_in_fp64(model)) == layer
+        assert probe.suspicious_layer(rows_in_fp64(model)) == layer
 
 
 def test_a_fault_after_the_last_layer_is_in_no_layer(llama):
     model = copy.deepcopy(llama).double()
     # Control: rounding is somewhere before the head.
-    assert suspicious_layer(rows_in_fp64(model)) is not None
+    assert probe.suspicious_layer(rows_in_fp64(model)) is not None
     head = model.lm_head.forward
     model.lm_head.forward = lambda states: head(states) * (1 if states.shape[1] > 10 else 1 + torch.arange(320) / 320)
     assert verdict.judge(rows_in_fp64(model)).kind == "bug"
-    assert suspicious_layer(rows_in_fp64(model)) is None
+    assert probe.suspicious_layer(rows_in_fp64(model)) is None
 
 
 # The verdict, on rows whose answer is known.

@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from kvbook.exact import convolutions, pointwise, row_invariant, rows, switch, verify
-from kvbook.exact.kernels import base
+from kvbook.exact import convolutions, kernels, pointwise, row_invariant, rows, switch, verify
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -211,7 +210,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("where", OTHERWISE)
 def test_control_a_softmax_of_torch_that_sums_otherwise_somewhere_is_not_trusted(where, monkeypatch):
-    honest = base("aten::_softmax", "CPU")
+    honest = kernels.base("aten::_softmax", "CPU")
 
     def softmax(x, *more):
         return honest(x, *more) * (1 + 2**-22 * OTHERWISE[where](x))

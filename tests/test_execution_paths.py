@@ -7,9 +7,8 @@ from small_models import small_mistral
 
 import kvbook
 from kvbook.atlas import columns, table
-from kvbook.diagnosis import execution_paths, faults, probe, thorough, verdict
+from kvbook.diagnosis import execution_paths, faults, outcome, probe, thorough, verdict
 from kvbook.diagnosis.execution_paths import ATLAS, CHECK, LOOP, PATHS, THOROUGH, VERIFY
-from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.exact import verify
 
 IDS = torch.arange(11, 11 + columns.LENGTH)[None]
@@ -54,7 +53,7 @@ FAR = {name: path for name, path in PATHS_OF.items() if path.n_tokens != executi
 CASES = [(tool, name, path) for tool in TOOLS for name, path in execution_paths.of(tool).items()]
 CASES += [(THOROUGH, *item) for item in FAR.items()]
 # What no path can be blamed for, and what this machine cannot do.
-PADDING = {THOROUGH: PADDING_COUNTS, ATLAS: table.PADDING_CHANGES}
+PADDING = {THOROUGH: outcome.PADDING_COUNTS, ATLAS: table.PADDING_CHANGES}
 TWICE = ("prompt fed twice", "generate() feeds the whole prompt a second time: crop the cache by one token first")
 
 

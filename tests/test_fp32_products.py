@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kvbook import fingerprint, native
-from kvbook.exact import fp32_products, rows, verify
-from kvbook.exact.kernels import base
+from kvbook.exact import fp32_products, kernels, rows, verify
 from kvbook.runs import threads
 
 
@@ -227,7 +226,7 @@ LACKS = {
 def test_where_it_cannot_be_compiled_products_are_as_invariant_without_it(own_folder, tmp_path, monkeypatch, lack):
     LACKS[lack](tmp_path, monkeypatch)
     assert fp32_products.kernel(torch.float32) is None
-    base("aten::mm", "CPU")
+    kernels.base("aten::mm", "CPU")
     x, weight = operands(37, 96, 64)
     whole = rows.product(x, weight)
     assert all(torch.equal(torch.cat([rows.product(part, weight) for part in x.split(n)]), whole) for n in (1, 3, 16))

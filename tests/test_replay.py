@@ -9,7 +9,6 @@ from torch.nn import functional
 from kvbook.atlas import configurations, invariance
 from kvbook.exact import row_invariant
 from kvbook.measuring import agreement, full_and_split, replay
-from kvbook.measuring.replay import first_operation
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -118,7 +117,7 @@ IDS = configurations.text(24)
 
 def first(model):
     with row_invariant():
-        return first_operation(model, IDS, (1, 5, 23))
+        return replay.first_operation(model, IDS, (1, 5, 23))
 
 
 # The second: padding before a convolution is no difference.

@@ -10,8 +10,7 @@ from refusing import refusal
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant, steps
-from kvbook.exact.kernels import base
+from kvbook.exact import NotInvariant, attention, attention_kernel, kernels, row_invariant, steps
 
 
 @pytest.fixture
@@ -166,7 +165,7 @@ def test_with_a_part_off_its_steps_are_stock(part):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_steps_attention_has_the_bits_of_four_queries_on_whole_blocks(dtype, trials_anew):
     """Of shapes drawn at random; the reference is computed here, head by head."""
-    base(attention_kernel.KERNELS["CPU"], "CPU")
+    kernels.base(attention_kernel.KERNELS["CPU"], "CPU")
     draw, attended = random.Random(3), 0
     for seed in range(60):
         width, heads, groups = draw.choice((16, 64, 80)), draw.choice((1, 3, 6)), draw.choice((1, 2, 3, 4))

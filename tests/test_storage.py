@@ -14,7 +14,6 @@ from transformers.cache_utils import DynamicLayer, Fp8QuantizedLayer
 import kvbook
 from kvbook import paths
 from kvbook.diagnosis import check, faults, outcome, probe, storage
-from kvbook.diagnosis.probe import rows_of
 from kvbook.measuring import rounded_caches
 from kvbook.models import corpus, loading
 
@@ -65,7 +64,7 @@ def test_of_a_state_only_what_is_stored_is_moved_and_the_state_itself_is_left_al
 
 
 def _compared(model, texts) -> dict[str, storage.Storage]:
-    rows = pd.DataFrame(rows_of(model, "float32", texts, ways=probe.WAYS))
+    rows = pd.DataFrame(probe.rows_of(model, "float32", texts, ways=probe.WAYS))
     moves = pd.DataFrame(storage.rows_of(model, "float32", texts, storage.narrower("float32")))
     return {found.name: found for found in storage.storages(rows, moves)}
 

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL, asked
 
 from kvbook.diagnosis import check, kept_calls, layerwise, probe
-from kvbook.diagnosis.kept_calls import KeptCalls
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -57,7 +56,7 @@ def in_memory(folder, dtype, **options):
 
 
 def layer_by_layer(models, to, done=lambda _part: None):
-    return layerwise.rows_of(models, TEXTS, 0, done, KeptCalls(to / "kept.safetensors"), {})[0]
+    return layerwise.rows_of(models, TEXTS, 0, done, kept_calls.KeptCalls(to / "kept.safetensors"), {})[0]
 
 
 def test_rows_of_streamed_weights_are_equal_in_every_bit_to_those_of_a_model_in_memory(folder, tmp_path):
@@ -77,7 +76,7 @@ def made(tmp_path_factory):
 
 def test_a_cache_that_is_switched_off_is_measured_on_and_off_in_one_reading_of_the_weights(tmp_path):
     parts, models = [], opened(saved("mpt, no cache by default", tmp_path), ["float32"])
-    kept = KeptCalls(tmp_path / "kept.safetensors")
+    kept = kept_calls.KeptCalls(tmp_path / "kept.safetensors")
     off, on = layerwise.rows_of(models, TEXTS, 0, parts.append, kept, {}, {"use_cache": True})
     assert len(parts) <= len(set(parts)) + 1
     assert off["float32"] == in_memory(tmp_path, "float32")
