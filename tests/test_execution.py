@@ -19,8 +19,7 @@ from refusing import refusal
 from kvbook import paths
 from kvreport.running import execution, planning
 from kvreport.running import screen as live
-from kvreport.running.build import Build
-from kvreport.running.kernels import Kernels
+from kvreport.running.kernels import Build
 
 SLOW = 'import time\nfor _ in progress.track(range(3), label="sample"):\n    time.sleep(0.5)\n'
 
@@ -197,12 +196,13 @@ def test_a_kernel_that_dies_is_a_failed_chapter_which_never_happened(tmp_path):
 @pytest.mark.parametrize("timing", [True, False])
 def test_a_kernel_keeps_no_names_ends_after_an_edit_and_times_on_usual_pages(tmp_path, monkeypatch, timing):
     monkeypatch.setattr(paths, "DATA", tmp_path)
-    with contextlib.closing(Kernels(Build(io.StringIO(), 1), timing)) as kernels:
+    with contextlib.closing(Build(io.StringIO(), 1)) as build:
+        build.timing = timing
 
         def ran(variable: str) -> tuple[str, str, str, str, int]:
             code = "from os import *; print(getpid(), environ['NOTE'], 'hugetlb' in str(environ), 'x' in dir()); x = 1"
             notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-            with kernels.one({"NOTE": variable}, tmp_path) as kernel:
+            with build.kernel({"NOTE": variable}, tmp_path) as kernel:
                 NotebookClient(notebook, km=kernel).execute()
             return *notebook.cells[0].outputs[0].text.split(), notebook.cells[0].execution_count
 

@@ -1,6 +1,5 @@
 """What makes a chapter stale and a run another one: what it shows and measures, and nothing of another chapter."""
 
-import io
 import json
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ from kvreport.chapters.which_path_is_right import path_errors, rows
 from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE, found
 from kvreport.running import catalogue, execution, planning
-from kvreport.running.build import Build
 
 ABOUT = "parameters: {default: {n: 5}, few: {n: 2}}\ndata: [numbers.csv]\n"
 
@@ -185,11 +183,11 @@ def test_an_experiment_that_the_rows_do_not_name_or_no_module_makes_is_refused(m
 
 @pytest.mark.parametrize("kept", [{"counting": "counting/0123"}, None])
 def test_a_chapter_that_is_only_drawn_again_is_told_its_runs_and_no_other_is(book, monkeypatch, kept):
-    kernels = MagicMock()
+    build = MagicMock(environment={})
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: None)
     chapter = plan(book)[0]
-    execution._run(chapter, "drawn again", Build(io.StringIO(), 1), kernels, chapter.figures, kept)
-    environment, _folder = kernels.one.call_args.args
+    execution._run(chapter, "drawn again", build, chapter.figures, kept)
+    environment, _folder = build.kernel.call_args.args
     assert environment[MEASURED_VARIABLE] == (json.dumps(kept) if kept else "")
 
 

@@ -16,7 +16,7 @@ import pytest
 from refusing import refusal
 
 from kvreport.running import alone, catalogue, execution, planning
-from kvreport.running.build import Build
+from kvreport.running.kernels import Build
 
 
 def write(root: Path, stem: str, *cells: str) -> None:
@@ -219,7 +219,7 @@ def test_chapters_run_one_at_a_time_where_something_could_not_be_measured_alone(
 
 SCRIPT = """
 from kvreport.running import alone
-from kvreport.running.build import Build
+from kvreport.running.kernels import Build
 alone.measure_asked([("01_one", "one", {}, [])], Build(None, 2))
 """
 

@@ -34,6 +34,12 @@ def usable() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def as_torch_counts() -> int:
+    """Count the cores as torch counts its threads: what the user has set, else those that this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else usable()
+
+
 def _load() -> float:
     try:
         return os.getloadavg()[0]

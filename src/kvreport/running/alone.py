@@ -14,15 +14,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbook import progress
 from kvreport.publishing import found
-from kvreport.running.build import Build
 from kvreport.running.planning import Chapter
 
+if TYPE_CHECKING:
+    from kvreport.running.kernels import Build
 
-def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float], bool]:
+
+def measure(chapters: Iterable[Chapter], build: "Build") -> tuple[dict[str, float], bool]:
     """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded."""
     asked = [
         (chapter.stem, chapter.package, chapter.values(), chapter.left_out)
@@ -32,7 +34,7 @@ def measure(chapters: Iterable[Chapter], build: Build) -> tuple[dict[str, float]
 
 
 def measure_asked(
-    asked: list[tuple[str, str, dict[str, Any], list[str]]], build: Build
+    asked: list[tuple[str, str, dict[str, Any], list[str]]], build: "Build"
 ) -> tuple[dict[str, float], bool]:
     """Measure what chapters ask for by their stems, packages and parameters, but for what they leave out."""
     with (

@@ -30,18 +30,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 import psutil
 
 from kvbook import UserError, fingerprint
+from kvbook.diagnosis import cores
 from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import machine, privacy, records
 from kvreport import publishing
 from kvreport.publishing import evaluated
 from kvreport.running import alone
-from kvreport.running.build import Build, cores
 from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, run_of, versions
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-    from kvreport.running.kernels import Kernels
+    from kvreport.running.kernels import Build
+
 
 class ChapterFailed(UserError):
     """A chapter did not run to its end; the message names it, the error and where the partial copy lies."""
@@ -74,7 +75,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     # Those that measure most begin, so that none of them runs alone at the end.
     stale.sort(key=_count_of_experiments, reverse=True)
     # With Jupyter's client, for which a build with nothing to do need not wait.
-    from kvreport.running.kernels import Kernels
+    from kvreport.running.kernels import Build
 
     build = Build(out, jobs)
     executed: list[Chapter] = []
@@ -82,7 +83,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
 
     def bring(chapter: Chapter, measured_s: float) -> None:
         try:
-            if _execute_unless_fresh(chapter, build, kernels, measured_s):
+            if _execute_unless_fresh(chapter, build, measured_s):
                 executed.append(chapter)
         except UserError as error:
             failures.append(str(error))
@@ -90,10 +91,10 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     to_measure = [chapter for chapter in stale if chapter.runs_kept() is None]
     measured, all_of_it = alone.measure(to_measure, build) if jobs > 1 else ({}, True)
     # What could not be measured is tried again by its notebook, which is to be alone as well.
-    timing = jobs == 1 or not all_of_it
+    build.timing = jobs == 1 or not all_of_it
     # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
     # kernel.
-    with contextlib.closing(Kernels(build, timing)) as kernels, ThreadPoolExecutor(1 if timing else jobs) as pool:
+    with contextlib.closing(build), ThreadPoolExecutor(1 if build.timing else jobs) as pool:
         try:
             for future in [pool.submit(bring, chapter, measured.get(chapter.stem, 0.0)) for chapter in stale]:
                 future.result()
@@ -112,7 +113,7 @@ def _count_of_experiments(chapter: Chapter) -> int:
     return len(published.difference(chapter.left_out))
 
 
-def _execute_unless_fresh(chapter: Chapter, build: Build, kernels: "Kernels", measured_s: float) -> bool:
+def _execute_unless_fresh(chapter: Chapter, build: "Build", measured_s: float) -> bool:
     """Execute a chapter, if that is still needed, with nobody else at it; say whether it was."""
     # A chapter each, so that several processes can execute a book together.
     lock = chapter.folders.executed / f".{chapter.stem}.lock"
@@ -120,7 +121,7 @@ def _execute_unless_fresh(chapter: Chapter, build: Build, kernels: "Kernels", me
         # Asked again: whoever was waited for may have executed it.
         if build.stopped or (why := chapter.why_stale()) is None:
             return False
-        _execute(chapter, why, build, kernels, measured_s)
+        _execute(chapter, why, build, measured_s)
     # While other chapters run: pages are written one after the other.  What is wrong with it, the page says.
     with contextlib.suppress(Exception):
         evaluated.own(chapter.name, run_of(chapter.executed)["measured"]["runs"])
@@ -139,10 +140,10 @@ def _jobs(chapters: list[Chapter]) -> int:
     large = any("/" in str(one.get("model", "")) or one.get("device", "cpu") != "cpu" for one in given)
     # Bytes that must be free for two chapters with the packages' trained model, which each keeps in several dtypes.
     short = "package" in weights and psutil.virtual_memory().available < 10e9
-    return 1 if large or "hub" in weights or short else min(2, cores())
+    return 1 if large or "hub" in weights or short else min(2, cores.as_torch_counts())
 
 
-def _execute(chapter: Chapter, why: str, build: Build, kernels: "Kernels", measured_s: float) -> None:
+def _execute(chapter: Chapter, why: str, build: "Build", measured_s: float) -> None:
     """Run a chapter from its first cell to its last, and put its copy and figures in place."""
     values = _values(chapter)
     with records.writable(chapter.folders.executed):
@@ -154,7 +155,7 @@ def _execute(chapter: Chapter, why: str, build: Build, kernels: "Kernels", measu
     # Of a chapter that is only drawn again, the machine is still the one that measured.
     measured_on = kept and run_of(chapter.executed)["machine"]
     started, clock = datetime.now(UTC), time.monotonic()
-    notebook = _run(chapter, why, build, kernels, staged, kept)
+    notebook = _run(chapter, why, build, staged, kept)
     _refuse_secrets(chapter, notebook, staged)
     # Imports pandas, and below torch: only after the cells, so that none of them has to wait for it.
     from kvreport.publishing import published
@@ -196,7 +197,7 @@ def _values(chapter: Chapter) -> dict[str, Any]:
 
 
 def _run(
-    chapter: Chapter, why: str, build: Build, kernels: "Kernels", staged: Path, kept: Mapping[str, str] | None
+    chapter: Chapter, why: str, build: "Build", staged: Path, kept: Mapping[str, str] | None
 ) -> "NotebookNode":
     """Have papermill execute the notebook, and say how far it is."""
     import papermill
@@ -225,7 +226,7 @@ def _run(
                 job.said = f"cell {next(steps)} of {n_steps}"
 
         try:
-            with kernels.one(environment, chapter.folders.chapters) as kernel:
+            with build.kernel(environment, chapter.folders.chapters) as kernel:
                 return papermill.execute_notebook(
                     chapter.source, chapter.partial, parameters=chapter.parameters, kernel_name="python3", km=kernel,
                     progress_bar=False, on_cell_start=begin,

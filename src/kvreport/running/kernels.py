@@ -1,5 +1,6 @@
-"""Kernels that execute one chapter after the other: what all chapters import takes longer than most of their cells.
+"""One build of the book: where it says how far it is, how much runs side by side, its kernels, and how all is ended.
 
+A kernel executes one chapter after the other: what all chapters import takes longer than most of their cells.
 Between two chapters a kernel forgets every name.  Modules stay, and so do the models that experiments share.  A kernel
 serves no chapter that comes after an edit of what it has read: the packages' source, or data.
 """
@@ -10,14 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 
 from kvbook import fingerprint, paths
-from kvreport.running.build import Build
+from kvbook.diagnosis import cores
+from kvbook.runs.threads import THREADS_VARIABLE
+from kvreport.running.screen import Screen
 
 # A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
 # on slow shutdown from among the progress lines.
@@ -38,25 +41,37 @@ class _Kernel(AsyncKernelManager):
         return KernelSpec(argv=_COMMAND, display_name="Python 3", language="python")
 
 
-class Kernels:
-    """The kernels of one build.
+class Build:
+    """What everything that runs side by side shares.
 
     Parameters
     ----------
-    build
-        Which they are to end with.
-    timing
-        Whether they measure time too, which is measured on the pages that users have.
+    out
+        Where progress is written; standard error when None.
+    jobs
+        How many chapters run at a time.
     """
 
-    def __init__(self, build: Build, timing: bool) -> None:
-        self._build = build
-        self._pages = {} if timing else _LARGE_PAGES
+    def __init__(self, out: TextIO | None, jobs: int) -> None:
+        self.screen = Screen(out)
+        # How many threads an experiment may use that measures no time; all where None.
+        self.threads = max(1, cores.as_torch_counts() // jobs) if jobs > 1 else None
+        # Whether kernels measure time too, which is measured on the pages that users have.
+        self.timing = self.stopped = False
+        self._processes: list[Any] = []
         # By thread: an event loop goes with each.
         self._idle: dict[int, tuple[_Kernel, Any]] = {}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process of this build finds in its environment."""
+        # Every refresh of a library's own bar would be stored as an output of a cell. torch's profiler notes each start
+        # and stop.
+        quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "KINETO_LOG_LEVEL": "6"}
+        return quiet if self.threads is None else quiet | {THREADS_VARIABLE: str(self.threads)}
+
     @contextlib.contextmanager
-    def one(self, environment: Mapping[str, str], folder: Path) -> Iterator[_Kernel]:
+    def kernel(self, environment: Mapping[str, str], folder: Path) -> Iterator[_Kernel]:
         """Lend a kernel that works in a folder, with these variables and no names; one that fails is not lent again."""
         kernel, read = self._idle.pop(threading.get_ident(), (None, None))
         # Compared after the chapter's digest was taken: what is edited later only makes its copy stale.
@@ -65,8 +80,12 @@ class Kernels:
             kernel = None
         if kernel is None:
             kernel, read = _Kernel(), _read_by_kernels()
-            run_sync(kernel.start_kernel)(env={**self._pages, **os.environ, **environment}, cwd=str(folder))
-            self._build.begun(kernel.provisioner.process)
+            pages = {} if self.timing else _LARGE_PAGES
+            run_sync(kernel.start_kernel)(env={**pages, **os.environ, **environment}, cwd=str(folder))
+            self._processes.append(kernel.provisioner.process)
+            # One that was begun while everything was being stopped.
+            if self.stopped:
+                self.stop()
         try:
             run_sync(_begin_anew)(kernel, environment)
             yield kernel
@@ -76,9 +95,17 @@ class Kernels:
         self._idle[threading.get_ident()] = kernel, read
 
     def close(self) -> None:
-        """End those that wait for another chapter."""
+        """End the kernels that wait for another chapter."""
         for kernel, _ in self._idle.values():
             _end(kernel)
+
+    def stop(self) -> None:
+        """End everything at once."""
+        self.stopped = True
+        for process in list(self._processes):
+            # It may have ended at this very moment.
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
 
 def _end(kernel: _Kernel) -> None:

@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 
-from kvreport.running.build import cores
+from kvbook.diagnosis import cores
 from kvreport.site import badges, executed, finishing, folds, inserts, pdf, repository
 
 STATIC = Path(__file__).parent / "static"
@@ -49,7 +49,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def _write_on_all_cores(app: Sphinx, _env: BuildEnvironment) -> None:
     # Not before: an extension that numbers chapters does not allow pages to be read so.
-    app.parallel = cores()
+    app.parallel = cores.as_torch_counts()
 
 
 def _add_static(_app: Sphinx, config: Config) -> None:
