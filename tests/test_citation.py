@@ -12,7 +12,7 @@ from refusing import refusal
 from kvreport.publishing import citation, evaluated, processors, published
 from kvreport.publishing.checkout import Origin
 from kvreport.running import execution, planning
-from kvreport.site import citations
+from kvreport.site import overlay
 
 TITLE, AUTHORS = "A book: 50 % on caches & more", ("{The authors}", "Doe, Jane")
 BOOK = Origin(TITLE, "0.1.0", AUTHORS, ("The authors", "Jane Doe"), 2026)
@@ -43,7 +43,7 @@ def chapter(tmp_path_factory):
     mini_book.write(root, figure=figure, table=table)
     (chapter,) = planning.plan("few", mini_book.folders(root))
     execution.bring_up_to_date([chapter])
-    citations.write([chapter], BOOK)
+    overlay.write_citations([chapter], BOOK)
     return chapter
 
 
@@ -130,11 +130,11 @@ def test_what_this_machine_ran_has_no_entry_beside_recorded_runs_too(figure):
 
 
 def test_no_file_is_left_of_an_entry_whose_rows_are_now_of_an_own_run(chapter, monkeypatch, tmp_path):
-    monkeypatch.setattr(citations, "folder", lambda _: tmp_path)
-    citations.write([chapter], BOOK)
+    monkeypatch.setattr(overlay, "cited_in", lambda _: tmp_path)
+    overlay.write_citations([chapter], BOOK)
     assert (tmp_path / "fig-squares.bib").is_file()
     monkeypatch.setattr(published.provenance, "is_recorded", lambda made_by: False)
-    citations.write([chapter], BOOK)
+    overlay.write_citations([chapter], BOOK)
     assert not list(tmp_path.glob("*.bib"))
 
 
@@ -142,7 +142,7 @@ def test_the_runs_that_a_chapter_names_stand_in_its_files_and_in_what_the_comman
     versions = "torch 9.8, transformers 7.6"
     one, two = f"11111111, 22222222 on Maker One, {versions}", f"33333333 on Maker Two, {versions}"
     table, figure = (
-        parsed((citations.folder(chapter) / f"{name}.bib").read_text("utf-8")).fields["note"]
+        parsed((overlay.cited_in(chapter) / f"{name}.bib").read_text("utf-8")).fields["note"]
         for name in ("tab-squares", "fig-squares")
     )
     assert f"; recorded runs {one}; page" in table

@@ -19,13 +19,13 @@ from kvbook.models import loading
 from kvbook.runs import records
 from kvreport.chapters.static_cache import one_call
 from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
-from kvreport.engines import environments, gguf_file, serving
+from kvreport.engines import gguf_file, serving
 from kvreport.engines.listed import ENGINES
 
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(serving, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -57,13 +57,13 @@ def test_an_engine_that_cannot_be_installed_is_named_and_left_out_and_the_others
         return subprocess.CompletedProcess(command, int(failed), "", "no matching distribution" if failed else "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert environments.make_all(["llama.cpp", "openvino"]) == ["llama.cpp"]
+    assert serving.make_all(["llama.cpp", "openvino"]) == ["llama.cpp"]
     said = capsys.readouterr()
     assert "llama.cpp is left out, for it cannot be installed: no matching distribution" in said.err
     assert re.search(r"OpenVINO GenAI: made in \d+ s, [\d.]+ GB", said.out)
-    assert [environments.is_here(name) for name in ("llama.cpp", "openvino")] == [False, True]
+    assert [serving.is_here(name) for name in ("llama.cpp", "openvino")] == [False, True]
     # A second time it is there.
-    environments.make("openvino")
+    serving.make("openvino")
     assert "is in" in capsys.readouterr().out
 
 
@@ -73,7 +73,7 @@ def test_an_engine_that_is_not_there_is_refused_in_one_line(name, said):
 
 
 def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(environments, "is_here", lambda name: True)
+    monkeypatch.setattr(serving, "is_here", lambda name: True)
     monkeypatch.setattr(serving, "weights_for", lambda name, dtype: None)
     assert "float32 speculation" in refusal(serving.serving("openvino", mode="speculation").__enter__)
 
@@ -83,7 +83,7 @@ def test_a_mode_that_an_engine_lacks_is_refused(monkeypatch):
     ("may cause `OSError: x`\\n[a.py:1] ValueError: no block\\nRuntimeError: no engine\\nbye", "ValueError: no block"),
 ])
 def test_a_server_that_stops_is_told_with_its_first_error_or_its_last_line(printed, said, monkeypatch, folder):
-    monkeypatch.setattr(environments, "is_here", lambda name: True)
+    monkeypatch.setattr(serving, "is_here", lambda name: True)
     monkeypatch.setattr(serving, "weights_for", lambda name, dtype: folder)
     monkeypatch.setattr(serving, "command_of", lambda name, **_: ["/bin/sh", "-c", f"printf '{printed}'; exit 3"])
     assert f"vLLM stopped with status 3: {said}" in refusal(serving.serving("vllm").__enter__)
@@ -107,7 +107,7 @@ def test_transformers_serve_gets_a_folder_whose_configuration_names_the_models_c
 
 def test_an_engine_sees_only_its_own_packages(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    found = environments.variables_of(ENGINES["vllm"])
+    found = serving.variables_of(ENGINES["vllm"])
     assert "PYTHONPATH" not in found
     assert found["HF_HUB_OFFLINE"] == "1"
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvreport.publishing import citation, evaluated, published
-from kvreport.site import citations, ledger
+from kvreport.site import ledger, overlay
 
 TABLE = "tab-claims-some-thread"
 TODAY = "verdict,claim\nrefuted,Water is wet.\n"
@@ -44,8 +44,8 @@ def test_a_verdict_is_that_of_today_for_page_ledger_and_download_and_the_copy_st
     chapter = SimpleNamespace(executed=copy, source=copy, stem="01_one", folders=folders)
     assert [(row["verdict"], row["document"]) for row in ledger.verdicts([chapter])] == [("refuted", "some-thread")]
     monkeypatch.setattr(citation, "of_published", lambda item, book: item.name)
-    citations.write([chapter], None)
-    made = {file.name: file.read_text() for file in citations.folder(chapter).iterdir()}
+    overlay.write_citations([chapter], None)
+    made = {file.name: file.read_text() for file in overlay.cited_in(chapter).iterdir()}
     assert made == {f"{TABLE}.csv": TODAY, f"{TABLE}.bib": TABLE, "tab-other.bib": "tab-other"}
     assert copy.read_bytes() == before
 

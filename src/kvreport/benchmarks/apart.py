@@ -60,7 +60,7 @@ COMMANDS = {
         {
             "whether chapters are stale": "kvreport.running.execution:bring_up_to_date",
             "Sphinx's extensions imported": "sphinx.application:Sphinx.__init__",
-            "citations": "kvreport.site.citations:write",
+            "citations": "kvreport.site.executed:write_citations",
             "whether pages have changed": "kvreport.site.executed:read_again_what_was_run_again",
             "figures numbered": "sphinx.environment.collectors.toctree:TocTreeCollector.assign_figure_numbers",
             "pages written, and all else of Sphinx": "sphinx.application:Sphinx.build",

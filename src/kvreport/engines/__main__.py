@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from kvbook import UserError
-from kvreport.engines import environments, serving
+from kvreport.engines import serving
 from kvreport.engines.listed import ENGINES, FP32
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -19,8 +19,8 @@ _NAME = Argument(metavar="NAME", help=", ".join(ENGINES))
 @app.command()
 def make(names: Annotated[list[str] | None, _NAME] = None) -> None:
     """Make environments, of all engines unless some are named."""
-    names = [environments.engine_of(name) and name for name in names or ENGINES]
-    if len(environments.make_all(names)) == len(names):
+    names = [serving.engine_of(name) and name for name in names or ENGINES]
+    if len(serving.make_all(names)) == len(names):
         raise UserError("no environment could be made: see the lines above")
 
 

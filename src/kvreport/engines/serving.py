@@ -1,35 +1,110 @@
-"""Servers of engines: started on 127.0.0.1 with the book's trained model, and stopped."""
+"""Engines: their environments are made from the package index, one folder each beside the book's own.
+
+Their servers are started on 127.0.0.1 with the book's trained model, and stopped.
+"""
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import socket
 import subprocess
+import sys
+import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbook import UserError
+from kvbook import UserError, paths, progress
 from kvbook.models import loading, packages
 from kvbook.server import client
-from kvreport.engines import environments
 from kvreport.engines.gguf_file import write_gguf
-from kvreport.engines.listed import FP32
+from kvreport.engines.listed import ENGINES, FP32, Engine
 
 MODEL = "smollm2"
 # A busy machine imports an engine for minutes.
 _PATIENCE = 900
 _PAUSE = 0.5
+FOLDER = paths.BUILD / "engines"
+_ERROR_LINES = 3
+
+
+def engine_of(name: str) -> Engine:
+    """Look an engine up, or refuse its name."""
+    if name not in ENGINES:
+        raise UserError(f"there is no engine {name!r}: choose from {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def python_of(name: str) -> Path:
+    """Name the Python of an engine's environment, whether it is there or not."""
+    return FOLDER / name / "bin" / "python"
+
+
+def is_here(name: str) -> bool:
+    """Tell whether an engine's environment was made whole."""
+    return python_of(name).exists()
+
+
+def make_all(names: Sequence[str]) -> list[str]:
+    """Make the environments that are missing, name those that cannot be made, and return their names."""
+    failed = []
+    for name in names:
+        try:
+            make(name)
+        except UserError as error:
+            failed.append(name)
+            progress.note(str(error))
+    return failed
+
+
+def make(name: str) -> None:
+    """Make an engine's environment unless it is there."""
+    engine, final = engine_of(name), FOLDER / name
+    if is_here(name):
+        print(f"kvbook: {engine.title} is in {final}")
+        return
+    # A folder that was made whole is kept; the pip of a half-made one is not to be trusted.
+    shutil.rmtree(final, ignore_errors=True)
+    began = time.monotonic()
+    try:
+        _run(engine, sys.executable, "-m", "venv", str(final))
+        _run(engine, str(python_of(name)), "-m", "pip", "install", "--quiet", *engine.packages)
+        if engine.unwanted:
+            _run(engine, str(python_of(name)), "-m", "pip", "uninstall", "--quiet", "--yes", *engine.unwanted)
+    except BaseException:
+        shutil.rmtree(final, ignore_errors=True)
+        raise
+    if engine.beside:
+        (packages,) = (final / "lib").glob("python*/site-packages")
+        (packages / "book.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+    size = sum(file.stat().st_size for file in final.rglob("*") if file.is_file()) / 1e9
+    print(f"kvbook: {engine.title}: made in {time.monotonic() - began:.0f} s, {size:.1f} GB in {final}", flush=True)
+
+
+def _run(engine: Engine, *command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split("\n")[-_ERROR_LINES:]).strip()
+        raise UserError(f"{engine.title} is left out, for it cannot be installed: {said or 'pip says nothing'}")
+
+
+def variables_of(engine: Engine) -> dict[str, str]:
+    """Return the environment of an engine's process: one thread, no network, and no packages but its own."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(FOLDER), "PYTHONUNBUFFERED": "1"}
+    return own | fixed | engine.variables
 
 
 def weights_for(name: str, dtype: str) -> Path:
     """Return what an engine reads: the folder of transformers, or the same weights in GGUF, written once."""
     folder = packages.folder(MODEL)
-    engine = environments.engine_of(name)
+    engine = engine_of(name)
     if not engine.gguf:
         return _with_architecture(folder) if engine.beside else folder
-    file = environments.FOLDER / "weights" / f"{engine.gguf[dtype]}.gguf"
+    file = FOLDER / "weights" / f"{engine.gguf[dtype]}.gguf"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         model = loading.load(MODEL, weights="package", dtype=engine.gguf[dtype]).model
@@ -39,7 +114,7 @@ def weights_for(name: str, dtype: str) -> Path:
 
 def _with_architecture(folder: Path) -> Path:
     """Link a model's folder, with the class of the model in its configuration, which `transformers serve` reads."""
-    named = environments.FOLDER / "weights" / "transformers"
+    named = FOLDER / "weights" / "transformers"
     named.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if not (named / file.name).exists():
@@ -52,7 +127,7 @@ def _with_architecture(folder: Path) -> Path:
 
 def command_of(name: str, **asked: Any) -> list[str]:
     """Write the command that starts an engine's server; what is asked of it is as for `Engine`."""
-    return [str(environments.python_of(name)), *environments.engine_of(name).command(**asked)]
+    return [str(python_of(name)), *engine_of(name).command(**asked)]
 
 
 def _free_port() -> int:
@@ -64,18 +139,18 @@ def _free_port() -> int:
 @contextlib.contextmanager
 def serving(name: str, dtype: str = FP32, mode: str = "", port: int = 0) -> Iterator[client.Client]:
     """Start an engine's server, wait until it lists its model, and stop it at the end."""
-    engine = environments.engine_of(name)
-    if not environments.is_here(name):
+    engine = engine_of(name)
+    if not is_here(name):
         raise UserError(f"{engine.title} is not here: run `make engines ENGINE={name}`")
     if dtype not in engine.dtypes or mode not in ("", *engine.modes):
         has = f"dtypes {', '.join(engine.dtypes)} and modes {', '.join(engine.modes) or 'none'}"
         raise UserError(f"{engine.title} is not run in {dtype} {mode}: it has {has}".replace("  ", " "))
     model, port = weights_for(name, dtype), port or _free_port()
     command = command_of(name, model=model, port=port, dtype=dtype, mode=mode)
-    log = environments.FOLDER / f"{name}.log"
+    log = FOLDER / f"{name}.log"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, env=environments.variables_of(engine),
+            command, stdout=said, stderr=subprocess.STDOUT, env=variables_of(engine),
             start_new_session=True,
         )
     try:

@@ -37,16 +37,8 @@ from matplotlib.figure import Figure
 from kvbook import UserError, fingerprint
 from kvbook.paths import BUILD, FIGURES, RUNS
 from kvbook.runs.records import Run
-from kvreport.publishing import (
-    BOOK_VARIABLE,
-    CHAPTER_VARIABLE,
-    FOLDER_VARIABLE,
-    chapter_name,
-    found,
-    keep,
-    pictures,
-    provenance,
-)
+from kvreport import publishing
+from kvreport.publishing import chapter_name, found, keep, pictures, provenance
 from kvreport.publishing.wording import csv_of, model_said, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
@@ -82,10 +74,10 @@ class Page:
         # It names a folder, and nothing may be written beside that.
         if not re.fullmatch(r"\w[\w-]*", chapter):
             raise UserError(f'"{chapter}" cannot name a chapter: write its file name without the suffix')
-        if (running := os.environ.get(CHAPTER_VARIABLE, chapter)) != chapter:
+        if (running := os.environ.get(publishing.CHAPTER_VARIABLE, chapter)) != chapter:
             raise UserError(f'this chapter is {running}, but it publishes as "{chapter}": write Page("{running}")')
         self.chapter = chapter
-        self.folder = Path(folder or os.environ.get(FOLDER_VARIABLE) or FIGURES / "own" / chapter)
+        self.folder = Path(folder or os.environ.get(publishing.FOLDER_VARIABLE) or FIGURES / "own" / chapter)
 
     def measured(self, runs: Mapping[str, Run | None]) -> None:
         """Say which runs of this machine the chapter has: its page holds its statements against them.
@@ -190,7 +182,7 @@ def shows_published() -> bool:
 
     A re-execution with other parameters, or by hand, draws its own rows.
     """
-    return bool(os.environ.get(BOOK_VARIABLE))
+    return bool(os.environ.get(publishing.BOOK_VARIABLE))
 
 
 def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
@@ -250,7 +242,7 @@ def _drawn_from(svg: bytes) -> Path | None:
 
     An equal SVG is an equal figure: of a chapter that is drawn again, most are as they were.
     """
-    if FOLDER_VARIABLE not in os.environ:
+    if publishing.FOLDER_VARIABLE not in os.environ:
         return None
     code = map(fingerprint.of_file, (Path(__file__), Path(pictures.__file__)))
     return BUILD / "pictures" / fingerprint.of_values([svg.decode(), matplotlib.__version__, *code])[:16]

@@ -11,8 +11,8 @@ from kvbook.runs import evidence
 from kvreport.benchmarks import growing, results
 from kvreport.publishing import evaluated, published
 from kvreport.running import execution, planning
-from kvreport.site import citations, inserts, pdf, sentences
-from kvreport.site.overlay import overlay
+from kvreport.site import inserts, pdf, sentences
+from kvreport.site.overlay import overlay, write_citations
 
 
 def execute_what_is_stale(app: Sphinx) -> None:
@@ -26,7 +26,7 @@ def execute_what_is_stale(app: Sphinx) -> None:
         # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
         raise SystemExit(f"kvbook: {error}") from None
     app.kvbook_chapters = {chapter.source.resolve(): chapter for chapter in chapters}
-    citations.write(chapters, app.kvbook_origin)
+    write_citations(chapters, app.kvbook_origin)
 
 
 def _chapter(app: Sphinx, docname: str) -> planning.Chapter | None:

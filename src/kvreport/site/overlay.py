@@ -23,10 +23,11 @@ import pandas as pd
 
 from kvbook import UserError
 from kvbook.models.corpus import POPULATIONS
-from kvreport.publishing import citation, processors, provenance, published, wording
+from kvreport.publishing import citation, keep, processors, provenance, published, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
+from kvreport.publishing.checkout import Origin
 from kvreport.running.planning import Chapter
-from kvreport.site import citations, pdf
+from kvreport.site import pdf
 
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
@@ -117,7 +118,7 @@ def _where(item: Mapping[str, Any], caption: str) -> str:
 
 def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cell:
     """Write what follows a figure or a table: its files, a link to it, and how to cite it."""
-    name, made = item["name"], citations.folder(chapter)
+    name, made = item["name"], cited_in(chapter)
     folder = made if item.get("judged") else chapter.figures
     kinds = [kind for kind in _FILE_KINDS if kind in item["files"]]
     links = [_download(_FILE_KINDS[kind], folder / f"{name}.{kind}", chapter) for kind in kinds]
@@ -131,6 +132,25 @@ def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cel
     fold = f":::::{{dropdown}} {how}\n{cited}\n\n{_made_by(item)}\n:::::"
     text = f"::::::{{container}} kvbook-downloads\nDownload: {' · '.join(links)}\n\n{fold}\n::::::"
     return _markdown(f"downloads-{name}", text)
+
+
+def cited_in(chapter: Chapter) -> Path:
+    """Name the folder of a chapter's citations: BibTeX of every figure and table of the book's rows, and verdicts."""
+    return chapter.folders.figures.with_name("citations") / chapter.stem
+
+
+def write_citations(chapters: Iterable[Chapter], book: Origin) -> None:
+    """Write the citations of all chapters."""
+    for chapter in chapters:
+        for item in published.of(chapter.executed, chapter.source):
+            entry = cited_in(chapter) / f"{item.name}.bib"
+            # What is the same stays: Sphinx reads a page again when a file that it offers is newer.
+            if item.citable:
+                keep(entry, citation.of_published(item, book).encode())
+            else:
+                entry.unlink(missing_ok=True)
+            if item.judged:
+                keep(entry.with_suffix(".csv"), item.rows.encode())
 
 
 def _made_by(item: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from kvreport.chapters.serving_engines import asking
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.chapters.serving_engines.asking import Written
 from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
-from kvreport.engines import environments, serving
+from kvreport.engines import serving
 from kvreport.engines.listed import BF16, ENGINES, FP32
 
 _COLUMNS = (
@@ -143,7 +143,7 @@ def _of(name: str, dtype: str) -> Experiment:
     engine = ENGINES[name]
 
     def inputs_of(settings: ServingEnginesSettings) -> Inputs | None:
-        if (settings.model, settings.weights) != (serving.MODEL, "package") or not environments.is_here(name):
+        if (settings.model, settings.weights) != (serving.MODEL, "package") or not serving.is_here(name):
             return None
         return inputs(settings) | {"engine": list(engine.packages)}
 

@@ -25,7 +25,7 @@ from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.chapters.trainer_and_rollout import scoring
 from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
-from kvreport.engines import environments
+from kvreport.engines import serving
 from kvreport.engines.listed import ENGINES
 
 
@@ -151,7 +151,7 @@ ENGINE = "vllm"
 
 def inputs_of_engine(settings: TrainerAndRolloutSettings) -> Inputs | None:
     """Name the model, the corpus and the engine; None without the engine, or for weights that it cannot read."""
-    if settings.weights != "package" or not environments.is_here(ENGINE):
+    if settings.weights != "package" or not serving.is_here(ENGINE):
         return None
     return inputs(settings) | {"engine": list(ENGINES[ENGINE].packages)}
 
@@ -186,8 +186,8 @@ def generated(settings: TrainerAndRolloutSettings, groups: list[list[corpus.Samp
             "new_tokens": settings.new_tokens, "to": str(to),
             "groups": [[{"ids": one.ids, "index": one.index} for one in group] for group in groups],
         }
-        command = [str(environments.python_of(ENGINE)), str(Path(__file__).with_name("vllm_rollout.py"))]
-        clean = environments.variables_of(ENGINES[ENGINE])
+        command = [str(serving.python_of(ENGINE)), str(Path(__file__).with_name("vllm_rollout.py"))]
+        clean = serving.variables_of(ENGINES[ENGINE])
         done = subprocess.run(command, input=json.dumps(asked), text=True, env=clean, capture_output=True)
         if done.returncode:
             raise UserError(f"vLLM stopped: {done.stderr.strip().splitlines()[-1]}")
