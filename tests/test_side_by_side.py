@@ -15,7 +15,7 @@ import psutil
 import pytest
 from refusing import refusal
 
-from kvreport.running import alone, catalogue, execution, planning
+from kvreport.running import catalogue, execution, planning
 from kvreport.running.kernels import Build
 
 
@@ -171,7 +171,7 @@ def ask(tmp_path, monkeypatch):
     def measured(experiments: str) -> tuple[pd.DataFrame, dict, bool, str]:
         write_chapter(tmp_path, experiments)
         said = io.StringIO()
-        seconds, all_of_it = alone.measure_asked([("01_one", "one", {}, ["left out"])], Build(said, 2))
+        seconds, all_of_it = execution.measure_asked([("01_one", "one", {}, ["left out"])], Build(said, 2))
         rows = [pd.read_csv(file) for file in tmp_path.glob("runs/*/*/rows.csv") if file.parent.suffix != ".partial"]
         return pd.concat(rows).sort_values("began"), seconds, all_of_it, said.getvalue()
 
@@ -212,15 +212,15 @@ def test_chapters_run_one_at_a_time_where_something_could_not_be_measured_alone(
         running.remove(chapter)
 
     monkeypatch.setattr(execution, "_execute_unless_fresh", bring)
-    monkeypatch.setattr(alone, "measure", lambda *_: ({}, all_of_it))
+    monkeypatch.setattr(execution, "measure_alone", lambda *_: ({}, all_of_it))
     execution.bring_up_to_date(chapters, io.StringIO())
     assert (len(most), max(most)) == (3, jobs)
 
 
 SCRIPT = """
-from kvreport.running import alone
+from kvreport.running import execution
 from kvreport.running.kernels import Build
-alone.measure_asked([("01_one", "one", {}, [])], Build(None, 2))
+execution.measure_asked([("01_one", "one", {}, [])], Build(None, 2))
 """
 
 

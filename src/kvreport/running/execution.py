@@ -4,8 +4,9 @@ Running a chapter makes ``_build/executed/<chapter>.ipynb``, whose metadata ``kv
 :mod:`kvreport.site` shows that copy's outputs with the source's prose. There is one way to run a chapter, and ``make
 book`` (`kvbook build`) and a plain ``jupyter-book build .`` both take it.
 
-First what measures time is measured, alone (:mod:`kvreport.running.alone`).  Then papermill executes the notebooks of
-the stale chapters, two at a time on a processor of more than one core, in as many kernels
+Experiments that need the machine to themselves are measured first, one after the other: one process measures them, and
+the notebooks find their runs.  What fails is left to its notebook, which shows how far it came.  Then papermill
+executes the notebooks of the stale chapters, two at a time on a processor of more than one core, in as many kernels
 (:mod:`kvreport.running.kernels`).
 
 While a chapter runs, its copy is ``<chapter>.partial.ipynb`` and its figures lie in a folder of their own;
@@ -19,8 +20,12 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -29,13 +34,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
 
-from kvbook import UserError, fingerprint
+from kvbook import UserError, fingerprint, progress
 from kvbook.diagnosis import cores
-from kvbook.progress import PROGRESS_VARIABLE
 from kvbook.runs import machine, privacy, records
 from kvreport import publishing
-from kvreport.publishing import evaluated
-from kvreport.running import alone
+from kvreport.publishing import evaluated, found
 from kvreport.running.planning import DEFAULT_PROFILE, Chapter, code_cells, read_notebook, run_of, versions
 
 if TYPE_CHECKING:
@@ -89,7 +92,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
             failures.append(str(error))
 
     to_measure = [chapter for chapter in stale if chapter.runs_kept() is None]
-    measured, all_of_it = alone.measure(to_measure, build) if jobs > 1 else ({}, True)
+    measured, all_of_it = measure_alone(to_measure, build) if jobs > 1 else ({}, True)
     # What could not be measured is tried again by its notebook, which is to be alone as well.
     build.timing = jobs == 1 or not all_of_it
     # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
@@ -106,6 +109,58 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     if failures:
         raise ChapterFailed("\n".join(failures))
     return executed
+
+
+def measure_alone(chapters: Iterable[Chapter], build: "Build") -> tuple[dict[str, float], bool]:
+    """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded."""
+    asked = [
+        (chapter.stem, chapter.package, chapter.values(), chapter.left_out)
+        for chapter in chapters if chapter.about.alone
+    ]
+    return measure_asked(asked, build) if asked else ({}, True)
+
+
+def measure_asked(
+    asked: list[tuple[str, str, dict[str, Any], list[str]]], build: "Build"
+) -> tuple[dict[str, float], bool]:
+    """Measure what chapters ask for by their stems, packages and parameters, but for what they leave out."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
+        build.screen.job("measuring what nothing may run beside") as job,
+    ):
+        job.progress_file, took = Path(scratch) / "progress", Path(scratch) / "took"
+        environment = os.environ | build.environment | {progress.PROGRESS_VARIABLE: str(job.progress_file)}
+        command = [sys.executable, "-m", __name__, json.dumps(asked), str(took)]
+        # It ends when this end of the pipe is closed, however this process ends. A group of its own: Ctrl-C on a
+        # terminal goes to the build.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as process:
+            status = process.wait()
+        return json.loads(took.read_text()) if took.is_file() else {}, status == 0
+
+
+def _main(asked: list[list[Any]], took: Path) -> int:
+    """Measure in this process, note the seconds, and return how many failed."""
+    threading.Thread(target=_end_with_the_build, daemon=True).start()
+    seconds: Counter[str] = Counter()
+    failed = 0
+    for stem, package, values, left_out in asked:
+        for experiment in found.experiments(package):
+            if experiment.name in left_out or not experiment.needs_the_machine:
+                continue
+            began = time.monotonic()
+            try:
+                with progress.headed(f"{stem}: {experiment.name}"):
+                    experiment.run(experiment.settings.checked(**values))
+            except Exception:  # Its notebook will say what is wrong.
+                failed += 1
+            seconds[stem] += time.monotonic() - began
+            took.write_text(json.dumps(seconds))
+    return failed
+
+
+def _end_with_the_build() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 def _count_of_experiments(chapter: Chapter) -> int:
@@ -215,7 +270,7 @@ def _run(
         job.progress_file = Path(scratch) / "progress"
         environment = build.environment | {
             publishing.CHAPTER_VARIABLE: chapter.stem, publishing.FOLDER_VARIABLE: str(staged),
-            PROGRESS_VARIABLE: str(job.progress_file),
+            progress.PROGRESS_VARIABLE: str(job.progress_file),
             publishing.BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
             publishing.MEASURED_VARIABLE: json.dumps(kept) if kept else "",
             publishing.LEFT_OUT_VARIABLE: ",".join(chapter.left_out),
@@ -250,8 +305,12 @@ def _refuse_secrets(chapter: Chapter, notebook: Mapping[str, Any], staged: Path)
     texts = {"its outputs": json.dumps(notebook, ensure_ascii=False)}
     # A picture's own bytes hold none; what is drawn as text stands in the SVG and in the rows.
     texts |= {f.name: f.read_text("utf-8", "replace") for f in sorted(staged.glob("*")) if f.suffix in (".svg", ".csv")}
-    found = [f"{kind} in {where}" for where, text in texts.items() for kind in privacy.secrets_in(text)]
-    if found:
+    named = [f"{kind} in {where}" for where, text in texts.items() for kind in privacy.secrets_in(text)]
+    if named:
         chapter.partial.unlink(missing_ok=True)
         shutil.rmtree(staged, ignore_errors=True)
-        raise ChapterFailed(f"chapter {chapter.stem} would publish {'; '.join(found)}: nothing of this run was kept")
+        raise ChapterFailed(f"chapter {chapter.stem} would publish {'; '.join(named)}: nothing of this run was kept")
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, _main(json.loads(sys.argv[1]), Path(sys.argv[2]))))
