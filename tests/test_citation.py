@@ -133,7 +133,7 @@ def test_no_file_is_left_of_an_entry_whose_rows_are_now_of_an_own_run(chapter, m
     monkeypatch.setattr(overlay, "cited_in", lambda _: tmp_path)
     overlay.write_citations([chapter], BOOK)
     assert (tmp_path / "fig-squares.bib").is_file()
-    monkeypatch.setattr(published.provenance, "is_recorded", lambda made_by: False)
+    monkeypatch.setattr(published.processors, "are_recorded", lambda made_by: False)
     overlay.write_citations([chapter], BOOK)
     assert not list(tmp_path.glob("*.bib"))
 

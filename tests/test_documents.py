@@ -6,13 +6,14 @@ from typing import get_args
 import pytest
 
 from kvbook import paths
+from kvreport.chapters.layer_drift import rows as layer_drift
 from kvreport.publishing import documents, judging
 
 FIELDS = {"id", "claim", "quote", "place", "published"}
 
 
 def test_the_published_table_has_every_layer_of_every_column_and_the_numbers_of_the_page():
-    table = documents.published_drift()
+    table = layer_drift.published()
     counts = table.groupby(["family", "dtype"]).size()
     llama = {("llama", dtype): 34 for dtype in ("bfloat16", "float16", "float32")}
     assert counts.to_dict() == {("gpt2", "float16"): 14} | llama

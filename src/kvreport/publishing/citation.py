@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kvbook import UserError
-from kvreport.publishing import processors, provenance
+from kvreport.publishing import processors
 from kvreport.publishing.checkout import Origin
 from kvreport.publishing.published import Published, Sentence
 
@@ -67,11 +67,11 @@ def of_published(item: Published, book: Origin) -> str:
     if not item.citable:
         raise UserError(f"{item.name} {OWN_RUN}")
     run = item.run
-    made = [f"{item.kind} {item.name}", *provenance.measured(item.made_by), f"rows {item.rows_hash}"]
+    made = [f"{item.kind} {item.name}", *processors.measured(item.made_by), f"rows {item.rows_hash}"]
     page = [f"run {item.run_hash} ({run['profile']})", f"commit {run['commit']}"]
     if item.made_by:
         # The machine that built the page, and its versions, made none of these rows.
-        made += [*provenance.named(item.made_by), f"page built by {', '.join(page)}"]
+        made += [*processors.named(item.made_by), f"page built by {', '.join(page)}"]
     else:
         made += [*page, processors.device(run["machine"])]
         made += [f"{name} {run['versions'][name]}" for name in ("torch", "transformers") if name in run["versions"]]
@@ -93,7 +93,7 @@ def of_sentence(item: Sentence, book: Origin) -> str:
     str
         BibTeX. Its key ends in the hash of the rows that the statement was checked on.
     """
-    checked = [f"checked on {runs}" for runs in provenance.named(item.made_by)] or ["checked on no recorded run"]
+    checked = [f"checked on {runs}" for runs in processors.named(item.made_by)] or ["checked on no recorded run"]
     made = [f"statement {item.name}", f"rows {item.rows_hash}", *checked]
     return _in_a_chapter(item, book, plain(item.text), str(book.year), made)
 

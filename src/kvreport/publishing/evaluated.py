@@ -16,7 +16,7 @@ from typing import Any
 from kvbook import fingerprint, paths
 from kvbook.models.corpus import POPULATIONS
 from kvbook.runs import evidence, records
-from kvreport.publishing import chapter_name, keep, measures, processors, provenance, statements, wording
+from kvreport.publishing import chapter_name, keep, measures, processors, statements, wording
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED
@@ -135,7 +135,7 @@ def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> d
     found = {processor: statements.check(statement, of) for processor, of in results.items()}
     measure = statement.must.quantity
     made_by = {
-        processor: [provenance.of_run(run) for run in measures.behind(measure, of)] if statement.is_for(of) else []
+        processor: [processors.of_run(run) for run in measures.behind(measure, of)] if statement.is_for(of) else []
         for processor, of in results.items()
     }
     printed = next((name for name, one in found.items() if one.outcome != "not run"), next(iter(found)))

@@ -38,7 +38,7 @@ from kvbook import UserError, fingerprint
 from kvbook.paths import BUILD, FIGURES, RUNS
 from kvbook.runs.records import Run
 from kvreport import publishing
-from kvreport.publishing import chapter_name, found, keep, pictures, provenance
+from kvreport.publishing import chapter_name, found, keep, pictures, processors
 from kvreport.publishing.wording import csv_of, model_said, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for
@@ -195,7 +195,7 @@ def _made_by(runs: Iterable[Run]) -> dict[str, Any]:
 
 def _about(run: Run) -> dict[str, Any]:
     settings = run.about["settings"]
-    return provenance.of_run(run) | _units(run.rows) | {
+    return processors.of_run(run) | _units(run.rows) | {
         "experiment": run.about["experiment"], "settings": settings, "dtypes": _dtypes(run.rows, settings),
         "models": [model_said(model) for model in run.about.get("models", ())],
         "seeds": run.about.get("seeds", [settings.get("seed", 0)]),

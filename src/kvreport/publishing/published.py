@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from kvbook import UserError, fingerprint, paths
-from kvreport.publishing import captions, chapter_name, evaluated, provenance, statements
+from kvreport.publishing import captions, chapter_name, evaluated, processors, statements
 from kvreport.publishing.wording import csv_of
 
 # Sixteen hexadecimal digits, as for the folders of runs.
@@ -43,7 +43,7 @@ class Published:
     rows : str
         A table as it is shown, in CSV; empty for a figure.
     made_by : tuple of dict
-        What :mod:`kvreport.publishing.provenance` kept of the runs of its rows; empty where they were not named.
+        What :mod:`kvreport.publishing.processors` kept of the runs of its rows; empty where they were not named.
     judged : bool
         Whether it holds verdicts, which are judged when it is read and not when the chapter was executed.
     own : bool
@@ -71,7 +71,7 @@ class Published:
     @property
     def citable(self) -> bool:
         """Whether its rows ship with the book; those of a reader's own run do not."""
-        return provenance.is_recorded(self.made_by)
+        return processors.are_recorded(self.made_by)
 
     @property
     def run_hash(self) -> str:
@@ -156,7 +156,7 @@ class Sentence:
     rows_hash : str
         The name of the published rows that it was checked on.
     made_by : tuple of dict
-        What :mod:`kvreport.publishing.provenance` kept of the runs that bear it out.
+        What :mod:`kvreport.publishing.processors` kept of the runs that bear it out.
     """
 
     name: str

@@ -23,7 +23,7 @@ import pandas as pd
 
 from kvbook import UserError
 from kvbook.models.corpus import POPULATIONS
-from kvreport.publishing import citation, keep, processors, provenance, published, wording
+from kvreport.publishing import citation, keep, processors, published, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
 from kvreport.publishing.checkout import Origin
 from kvreport.running.planning import Chapter
@@ -123,7 +123,7 @@ def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cel
     kinds = [kind for kind in _FILE_KINDS if kind in item["files"]]
     links = [_download(_FILE_KINDS[kind], folder / f"{name}.{kind}", chapter) for kind in kinds]
     cited, how = f"`{name}` {citation.OWN_RUN}.", "How this was run"
-    if provenance.is_recorded(item.get("made_by", ())):
+    if processors.are_recorded(item.get("made_by", ())):
         bibtex = made / f"{name}.bib"
         links.append(_download("BibTeX", bibtex, chapter))
         cited, how = f"```none\n{bibtex.read_text('utf-8')}```", f"{how}, and how to cite it"

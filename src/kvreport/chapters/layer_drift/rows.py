@@ -79,7 +79,12 @@ def means(layer_drift: pd.DataFrame) -> pd.DataFrame:
 
 def published() -> pd.DataFrame:
     """Read the issue's means."""
-    return documents.published_drift()
+    rows = []
+    for series in documents.published("issue-25420")["drift"]["series"]:
+        about = {key: series[key] for key in ("family", "model", "dtype")}
+        rows += [about | {"place": "hidden", "layer": i, "max_abs": x} for i, x in enumerate(series["hidden"])]
+        rows.append(about | {"place": "logits", "layer": len(series["hidden"]), "max_abs": series["logits"]})
+    return pd.DataFrame(rows)
 
 
 def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
