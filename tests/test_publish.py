@@ -14,7 +14,7 @@ from refusing import refusal
 
 from kvbook import paths
 from kvbook.runs.records import Run
-from kvreport.publishing import BOOK_VARIABLE, style
+from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, style
 from kvreport.publishing import page as publish
 
 ROWS = pd.DataFrame({"x": [1, 2], "y": [1 / 3, None]})
@@ -156,14 +156,14 @@ def test_a_table_is_rounded_for_people_and_whole_for_programs(page, shown, tmp_p
 
 
 def test_files_go_where_the_books_own_execution_says_else_beside_the_books(monkeypatch, tmp_path):
-    monkeypatch.delenv(publish.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     assert publish.Page("06_layer_drift").folder == publish.FIGURES / "own" / "06_layer_drift"
-    monkeypatch.setenv(publish.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert publish.Page("06_layer_drift").folder == tmp_path
 
 
 def test_a_chapter_that_publishes_under_anothers_name_is_refused(monkeypatch):
-    monkeypatch.setenv(publish.CHAPTER_VARIABLE, "02_static")
+    monkeypatch.setenv(CHAPTER_VARIABLE, "02_static")
     assert 'Page("02_static")' in refusal(publish.Page, "06_layer_drift")
 
 
