@@ -6,10 +6,11 @@ import re
 import string
 
 import pytest
+from planted import fact
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.publishing import found as found_in
-from kvreport.publishing.judging import UNFITTED, Evidence, Measured, fact, judge
+from kvreport.publishing.judging import UNFITTED, Evidence, Measured, judge
 from kvreport.publishing.rules import Bound, Quantity, Rule, anyone, every, most, other_cause, refuted, reproduced
 from kvreport.running import planning
 

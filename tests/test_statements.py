@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from planted import changed, contradicted, on, published, run_of, with_rows
+from planted import changed, contradicted, fact, on, published, run_of, with_rows
 from refusing import refusal
 
 from kvbook import paths
@@ -20,8 +20,7 @@ from kvbook.runs.records import Run
 from kvbook.settings import read_yaml
 from kvreport.publishing import captions, evaluated, judging, measures, statements
 from kvreport.publishing.found import Found, has_measures, measures_of, of_runs
-from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Derived
+from kvreport.publishing.judging import Measured
 from kvreport.publishing.rules import HALF, NONE, Bound, Condition, Quantity, anyone, every
 from kvreport.publishing.statements import Checked, Statement
 from kvreport.running import planning
@@ -34,10 +33,10 @@ WRITTEN = [chapter for chapter in planning.plan() if has_measures(chapter.name)]
 BY_NAME = pytest.mark.parametrize("chapter", WRITTEN, ids=lambda chapter: chapter.name)
 
 
-def given(quantity: Quantity, estimates: list[Measured]) -> Derived:
+def given(quantity: Quantity, estimates: list[Measured]) -> Quantity:
     """Return a quantity of which these are the estimates."""
     about = {field.name: getattr(quantity, field.name) for field in fields(Quantity)}
-    return Derived(**about, derive=lambda _: estimates)
+    return type("Given", (Quantity,), {"__call__": lambda *_: estimates})(**about)
 
 
 def text_of(chapter, kind: str = "markdown") -> str:

@@ -149,9 +149,8 @@ def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> d
 
 def _rows_behind(statement: statements.Statement, found: Found) -> int:
     """Count the rows that a statement's check reads."""
-    names = statement.must.quantity.rows
-    tables = (found[name] for name in ([names] if isinstance(names, str) else names))
-    return sum(len(table) for table in tables if table is not None)
+    table = found[statement.must.quantity.rows]
+    return 0 if table is None else len(table)
 
 
 def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[str, str] | None = None):

@@ -52,11 +52,6 @@ class Measured:
         return f"{self.series} {number}".strip()
 
 
-def fact(value: float, series: str = "") -> Measured:
-    """Give a number that is counted and not sampled."""
-    return Measured(series, Estimate(float(value), float(value), float(value), "range"))
-
-
 def with_units(measured: Iterable[Measured], unit: str, form: str = "{:.0%}") -> str:
     """Write estimates with their intervals, and how many independent units they are from."""
     return "; ".join(f"{one.estimate.text(form)}, {one.units} {unit}" for one in measured) or "not run"

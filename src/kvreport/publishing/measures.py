@@ -123,26 +123,6 @@ class Measure(Quantity):
         return tuple(value for column, value in zip(self.by, key, strict=True) if column != self.over[0])
 
 
-@dataclass(frozen=True)
-class Derived(Quantity):
-    """A quantity that is computed from other measures.
-
-    Attributes
-    ----------
-    rows : tuple of str
-        The frames or experiments that these are estimated from.
-    derive : callable
-        Takes what a chapter found and gives the estimates.
-    """
-
-    rows: tuple[str, ...] = ()
-    derive: Callable[[Found], list[Measured]] = lambda _: []
-
-    def __call__(self, found: Found) -> list[Measured]:
-        """Compute it."""
-        return self.derive(found)
-
-
 def joined(columns: Mapping[str, Measure], found: Found, groups: Literal["inner", "outer"] = "inner") -> pd.DataFrame:
     """Put measures side by side, one column each, of the groups that all of them have or that any has."""
     tables = (measure.table(found, name).set_index(list(measure.by)) for name, measure in columns.items())
@@ -288,7 +268,7 @@ def told(text: str, known: Mapping[str, Any]) -> Callable[[Found], str]:
     return lambda found: re.sub(r"\{([^{}]+)\}", lambda role: written(role[1], known, found), text)
 
 
-def behind(one: Measure | Derived | Worded, found: Found) -> list[Run]:
+def behind(one: Measure | Worded, found: Found) -> list[Run]:
     """List the runs that a number is taken from."""
     return found.behind(*([one.rows] if isinstance(one.rows, str) else one.rows))
 

@@ -10,8 +10,7 @@ from kvreport.chapters.static_cache import rows
 from kvreport.publishing import documents
 from kvreport.publishing.estimators import counted, first, median, part
 from kvreport.publishing.found import Found
-from kvreport.publishing.judging import Measured, fact
-from kvreport.publishing.measures import Derived, Measure, always, claim, here, noted, told, worded
+from kvreport.publishing.measures import Measure, always, claim, here, noted, told, worded
 from kvreport.publishing.rules import NONE, Bound, Side, every, other_cause, refuted, reproduced
 from kvreport.publishing.verdicts import Claims
 from kvreport.publishing.wording import DTYPES
@@ -42,6 +41,13 @@ def _saved_in_kernels(usual: pd.DataFrame, large: pd.DataFrame) -> estimates.Est
     columns = ["kernels", rows.PROFILED]
     saved = usual.set_index("repeat")[columns] - large.set_index("repeat")[columns]
     return estimates.median_of((saved["kernels"] / saved[rows.PROFILED]).to_numpy())
+
+
+def _apart(gains: pd.DataFrame) -> float:
+    """Measure how far two runs' intervals lie apart; below 0 they overlap."""
+    runs = (estimates.median_of(of.to_numpy()) for _, of in gains.groupby("run")["gain"])
+    low, high = sorted(runs, key=lambda estimate: estimate.value)
+    return high.low - low.high
 
 
 def _doubled(contexts: pd.DataFrame) -> str:
@@ -86,6 +92,7 @@ LARGE_PAGES = _over("tokens a second on large pages over those on usual ones", r
 LARGE_PAGES_IN_BUDGET = _repeats(
     "time of a step on usual pages over that on large ones", "step", rows.STEP, by=("pages",), over=("pages", "large")
 )
+APART = _fact("distance between two runs' intervals of the gain from large pages", "page gains", _apart, "{:.2f}")
 _CALLED = {cache: rows.label(cache, False, engine=rows.GENERATE) for cache in rows.KINDS}
 OVER_GENERATE = _over(
     "tokens a second of the fastest loop over those of generate, prefill counted in both", rows.LARGE_PAGES,
@@ -211,21 +218,6 @@ _HALF_MORE = Bound(1.5, "ours", "half as fast again", "ratio")
 _TWICE = Bound(2, "ours", "twice as long", "ratio")
 _ALL = Bound(1, "arithmetic", "all of it")
 _MOST = Bound(0.5, "ours", "more than half", "share")
-
-
-def _apart(found: Found) -> list[Measured]:
-    """Measure how far two runs' intervals lie apart; below 0 they overlap."""
-    runs = [one.estimate for measure in (LARGE_PAGES, LARGE_PAGES_IN_BUDGET) for one in measure(found)]
-    if len(runs) < 2:
-        return []
-    low, high = sorted(runs, key=lambda estimate: estimate.value)
-    return [fact(high.low - low.high)]
-
-
-APART = Derived(
-    "distance between two runs' intervals of the gain from large pages",
-    rows=(LARGE_PAGES.rows, LARGE_PAGES_IN_BUDGET.rows), derive=_apart,
-)
 _QUARTER = Bound(0.25, "ours", "a quarter of the growth without a cache", "share")
 
 STATEMENTS = {

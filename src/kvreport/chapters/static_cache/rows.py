@@ -163,6 +163,16 @@ def step(step_budget: pd.DataFrame) -> pd.DataFrame:
     return ms.assign(kernels=kernels, around=around, share_of_kernels=kernels / ms[PROFILED]).reset_index()
 
 
+def page_gains(speeds: pd.DataFrame, step: pd.DataFrame) -> pd.DataFrame | None:
+    """Set the gains from large pages of the two runs that measured them side by side, repeat by repeat."""
+    ways = speeds.pivot(index="repeat", columns="way", values="tokens_per_s")
+    pages = step.pivot(index="repeat", columns="pages", values=STEP)
+    if not {LARGE_PAGES, ONE_ROW} <= set(ways):
+        return None
+    gains = {"speeds": ways[LARGE_PAGES] / ways[ONE_ROW], "budget": pages["usual"] / pages["large"]}
+    return pd.concat(gains, names=["run"]).dropna().rename("gain").reset_index()
+
+
 def contexts(weights_or_cache: pd.DataFrame) -> pd.DataFrame:
     """Return a step's median milliseconds by dtype, batch and context, from the shortest on, and its bytes."""
     found = weights_or_cache.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
