@@ -9,7 +9,7 @@ from kvbook import progress
 from kvbook.measuring import memory
 from kvbook.models import corpus
 from kvbook.runs import records
-from kvreport.benchmarks import apart, growing, growth, results
+from kvreport.benchmarks import apart, growth, results
 from kvreport.site import speed
 
 SIZES = (10, 100, 1000)
@@ -28,7 +28,7 @@ def rows(exponent: float, n_bytes_each: int = 1000) -> pd.DataFrame:
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_the_exponent_is_that_of_the_times(power):
-    table = growing.table(rows(power))
+    table = results.growth_table(rows(power))
     assert set(table["exponent"]) == set(table["at the end"]) == {f"{power:.2f}"}
     assert table["MB added"].iloc[0] == "0 · 0 · 1"
     assert len(table) == len(growth.PIECES)
@@ -37,13 +37,13 @@ def test_the_exponent_is_that_of_the_times(power):
 def test_a_cost_that_every_size_has_hides_growth_at_small_sizes_alone():
     sizes = [1, 10, 100, 1000]
     times = [5 + 0.1 * size**2 for size in sizes]
-    assert growing.exponent(sizes, times) > 1.5
-    assert growing.steepest(sizes, times) == pytest.approx(2, abs=0.05)
+    assert results.exponent(sizes, times) > 1.5
+    assert results.steepest(sizes, times) == pytest.approx(2, abs=0.05)
 
 
 def test_larger_work_is_extrapolated_by_the_steepest_exponent_and_never_by_less_than_proportion():
     for power, used in ((0.5, 1.0), (2.0, 2.0)):
-        found = growing.larger(rows(power)).set_index("work")
+        found = results.larger(rows(power)).set_index("work")
         minutes = 2 * 1000**power * (10_000 / 1000) ** used / 60
         assert found.loc["kvbook check, 10,000 texts", "minutes"] == f"{minutes:.2g}"
         assert found.loc["kvbook check, 10,000 texts", "GB"] == "0.11"
@@ -75,12 +75,12 @@ def test_an_interrupted_measurement_goes_on_after_its_last_piece(runs, monkeypat
 
 
 def test_nothing_grows_faster_than_in_proportion_to_its_rows():
-    last = max(results.latest(growing.EXPERIMENT).values(), key=lambda run: run.about["finished"])
-    of_rows = growing.medians(last.rows)
+    last = max(results.latest(results.GROWTH).values(), key=lambda run: run.about["finished"])
+    of_rows = results.medians(last.rows)
     of_rows = of_rows[of_rows["counts"].isin(["texts", "tokens", "rows", "architectures", "layers"])]
     for what, sizes in of_rows.groupby(["what", "counts"]):
         # Sorting and memory beyond the processor's caches cost a little more a row.
-        assert growing.exponent(sizes["size"], sizes["seconds"]) < 1.1, what
+        assert results.exponent(sizes["size"], sizes["seconds"]) < 1.1, what
 
 
 def test_a_page_says_where_growth_was_not_measured(monkeypatch):

@@ -178,11 +178,11 @@ def bench(
     # A new seed is a new run: what was measured at another hour is another bench.
     values = {"seed": int(time.time())} | _assignments(settings)
     if growth:
-        from kvreport.benchmarks import growing
         from kvreport.benchmarks import growth as measuring
+        from kvreport.benchmarks import results
 
         done = measuring.GROWTH.run(measuring.GrowthSettings.checked(**values))
-        tables = growing.table(done.rows), growing.larger(done.rows)
+        tables = results.growth_table(done.rows), results.larger(done.rows)
     else:
         from kvreport.benchmarks import ratios, results
 

@@ -29,7 +29,7 @@ from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Rows, Writer, records
 from kvbook.scores import outcome, tables
 from kvbook.settings import Count, Settings
-from kvreport.benchmarks.growing import EXPERIMENT
+from kvreport.benchmarks import results
 from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.layer_drift import measures as layer_drift
 from kvreport.chapters.layer_drift.settings import LayerDriftSettings
@@ -173,7 +173,7 @@ def _rows(number: int, piece: Piece, repeat: int, largest: int | None) -> Rows:
         yield about | _in_a_process(number, size)
 
 
-GROWTH = Experiment(EXPERIMENT, GrowthSettings, lambda _settings: {}, _measure, timed=True)
+GROWTH = Experiment(results.GROWTH, GrowthSettings, lambda _settings: {}, _measure, timed=True)
 
 if __name__ == "__main__":
     print(json.dumps(measured(int(sys.argv[1]), int(sys.argv[2]))))

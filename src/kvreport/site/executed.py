@@ -8,7 +8,7 @@ from sphinx.environment import BuildEnvironment
 
 from kvbook import UserError, fingerprint
 from kvbook.runs import evidence
-from kvreport.benchmarks import growing, results
+from kvreport.benchmarks import results
 from kvreport.publishing import evaluated, published
 from kvreport.running import execution, planning
 from kvreport.site import inserts, pdf, sentences
@@ -48,7 +48,7 @@ def read_again_what_was_run_again(
         # What writes tables and lists into pages.
         fingerprint.of_source(["kvreport.site.inserts", __name__]),
         # The last benches, which pages show.
-        [run.hash for of in (results.EXPERIMENT, growing.EXPERIMENT) for run in results.latest(of).values()],
+        [run.hash for of in (results.EXPERIMENT, results.GROWTH) for run in results.latest(of).values()],
     ])
     now = {}
     for docname in env.found_docs:

@@ -1,7 +1,7 @@
 """How fast this book itself is: the last bench of each processor, the targets that they meet, and how work grows."""
 
 from kvbook.runs.records import Run
-from kvreport.benchmarks import growing, results
+from kvreport.benchmarks import results
 from kvreport.publishing import processors
 from kvreport.site.overlay import csv_table
 
@@ -42,7 +42,7 @@ def targets() -> str:
 
 def growth() -> str:
     """Write how time and memory grow with size, and what larger work would take, on the processor measured last."""
-    runs = results.latest(growing.EXPERIMENT)
+    runs = results.latest(results.GROWTH)
     if not runs:
         return "Growth has not been measured on this copy of the book: `make bench BENCH=--growth` does it."
     run = max(runs.values(), key=lambda run: run.about["finished"])
@@ -57,5 +57,5 @@ def growth() -> str:
         "What larger work would take: extrapolated from the largest size of the table above by the exponent at its "
         "end, or in proportion where that is below 1. Not measured."
     )
-    shown = csv_table("tab-growth", measured, growing.table(run.rows))
-    return f"{shown}\n\n{csv_table('tab-larger-work', extrapolated, growing.larger(run.rows))}"
+    shown = csv_table("tab-growth", measured, results.growth_table(run.rows))
+    return f"{shown}\n\n{csv_table('tab-larger-work', extrapolated, results.larger(run.rows))}"
