@@ -16,7 +16,7 @@ from test_static_cache import TIMES, made_rows
 
 from kvbook import paths
 from kvbook.runs import records
-from kvreport.benchmarks import apart, results
+from kvreport.benchmarks import apart, results, switch, turns
 from kvreport.benchmarks import ratios as bench
 from kvreport.chapters.exact_caches import rows as exact_ways
 from kvreport.chapters.static_cache import rows as static_rows
@@ -40,15 +40,15 @@ def made_up(monkeypatch, runs, llama_folder):
         return lambda settings: asked.append(settings) or SimpleNamespace(rows=rows)
 
     monkeypatch.setattr(bench.static_speed, "EXPERIMENT", SimpleNamespace(run=give(made_rows(TIMES))))
-    monkeypatch.setattr(bench.cost, "EXPERIMENT", SimpleNamespace(run=give(costs(1.25))))
+    monkeypatch.setattr(switch.cost, "EXPERIMENT", SimpleNamespace(run=give(costs(1.25))))
     seconds = {static_rows.ONE_CALL: 0.01, static_rows.OURS: 0.02, "generate": 0.04, static_rows.MEMORY: 0.009}
     calls = [{"repeat": n, "program": name, "step_s": step} for n in range(3) for name, step in seconds.items()]
     monkeypatch.setattr(bench.one_call, "EXPERIMENT", SimpleNamespace(run=give(pd.DataFrame(calls))))
     read = pd.DataFrame({"kernel": "sum", "repeat": [0, 1], "n_bytes": 4e9, "seconds": [0.1, 0.08]})
     monkeypatch.setattr(bench, "_bandwidth", lambda settings: read)
     monkeypatch.setattr(bench, "_SCORED", 16)
-    monkeypatch.setattr(bench, "_PREFILLED", 32)
-    monkeypatch.setattr(bench, "_LENGTHS", (20, 40))
+    monkeypatch.setattr(switch, "_PREFILLED", 32)
+    monkeypatch.setattr(switch, "_LENGTHS", (20, 40))
 
     def load_small(model, *, weights, **options):
         # To draw weights of the true shape takes seconds each time.
@@ -56,7 +56,7 @@ def made_up(monkeypatch, runs, llama_folder):
 
     monkeypatch.setattr(bench.loading, "load", load_small)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
-    monkeypatch.setattr(bench, "_BEYOND", {name: shape | small for name, shape in bench._BEYOND.items()})
+    monkeypatch.setattr(switch, "_BEYOND", {name: shape | small for name, shape in switch._BEYOND.items()})
     monkeypatch.setattr(bench.checks, "check", lambda asked: None)
     done = SimpleNamespace(returncode=0)
     monkeypatch.setattr(bench.apart, "timed", lambda command, **_: ({"passes": 3.0, apart.REST: 1.0}, done))
@@ -74,7 +74,7 @@ def settings(llama_folder):
 def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, monkeypatch):
     # Two pieces of work take turns: ours 1 s, their way 3 s.
     clock = itertools.cycle((1.0, 3.0))
-    monkeypatch.setattr(bench.timing, "timed", lambda work, device: (work(), next(clock)))
+    monkeypatch.setattr(turns.timing, "timed", lambda work, device: (work(), next(clock)))
     run = bench.BENCH.run(settings)
     assert {"settings", "source", "models", "machine", "commit"} <= set(run.about)
     rows = run.rows.set_index("what")
@@ -96,7 +96,7 @@ def test_each_ratio_is_that_of_the_times_that_were_measured(made_up, settings, m
     assert len(peaks) == 2
     assert (peaks["ratio"].between(0.5, 2) & peaks["seconds"].isna()).all()
     assert {one.cost_dtype for one in made_up if hasattr(one, "cost_dtype")} == {"bfloat16", "float32"}
-    assert all(rows.loc[f"row-invariant decode step, {name}, bfloat16", "ratio"] > 0 for name in bench._BEYOND)
+    assert all(rows.loc[f"row-invariant decode step, {name}, bfloat16", "ratio"] > 0 for name in switch._BEYOND)
     assert rows.loc["one full pass of 24 tokens, float32", "ratio"] == 3
     # Over 50 GB/s, for the weights of 134.5 million numbers of two bytes and some keys and values, in 8 ms.
     share = rows.loc["its share of the memory bandwidth", "ratio"]
@@ -158,7 +158,7 @@ def test_a_bench_measures_at_its_own_hour_and_an_interrupted_one_goes_on_after_i
     made_up, settings, monkeypatch
 ):
     done = []
-    row = bench.row("a", "b", [1.0], [1.0])
+    row = turns.row("a", "b", [1.0], [1.0])
     parts = {"first": lambda settings: done.append("first") or [row], "second": lambda settings: done[3]}
     monkeypatch.setattr(bench, "PARTS", parts)
     with pytest.raises(IndexError):
@@ -228,8 +228,8 @@ def test_all_tests_are_timed_and_the_files_named_that_take_longest(monkeypatch, 
 
 
 ROWS = pd.DataFrame([
-    bench.row("ours", "theirs", [0.002, 0.0015, 0.001], [0.0038, 0.003, 0.0022]),
-    bench.row("old", "generate", [1.0], [7.0]),
+    turns.row("ours", "theirs", [0.002, 0.0015, 0.001], [0.0038, 0.003, 0.0022]),
+    turns.row("old", "generate", [1.0], [7.0]),
 ])
 
 

@@ -9,7 +9,7 @@ from kvbook import progress
 from kvbook.measuring import memory
 from kvbook.models import corpus
 from kvbook.runs import records
-from kvreport.benchmarks import apart, growth, results
+from kvreport.benchmarks import apart, budget, growth, results
 from kvreport.site import speed
 
 SIZES = (10, 100, 1000)
@@ -136,7 +136,7 @@ SlowLinear, SlowAttention, Odd = (type(name, (Takes,), {}) for name in ("SlowLin
 def test_each_part_has_its_own_time_and_together_they_are_the_step(monkeypatch):
     monkeypatch.setattr(apart.time, "perf_counter", lambda: Takes.now)
     model = Takes(1, Odd(2, SlowAttention(4, SlowLinear(8))))
-    with apart.of_model(model) as seconds:
+    with budget.kept(model) as seconds:
         model(torch.zeros(1))
         model(torch.zeros(1))
     model(torch.zeros(1))

@@ -1,7 +1,7 @@
 """A command of this project taken apart, in a process of its own: its imports first, then the functions that it calls.
 
 What neither names is the rest: Python's start and end, and many small things.  Nothing here imports torch, which
-a build with nothing to do need not.  A model's step is taken apart too, by the modules that run in it.
+a build with nothing to do need not.
 """
 
 import importlib
@@ -21,11 +21,6 @@ from unittest.mock import patch
 from kvbook import garbage
 
 REST = "the rest"
-# A model's parts by the end of a module's class, the first that fits; whatever else runs is counted to the last.
-PARTS = {
-    "Linear": "products", "Norm": "norms", "Attention": "attention besides its products",
-    "MLP": "activations", "Experts": "products", "": REST,
-}
 
 
 class Parts(NamedTuple):
@@ -111,16 +106,6 @@ def of_calls(parts: dict[str, str]) -> AbstractContextManager[dict[str, float]]:
     """Count the seconds of functions that are named as `module:name`."""
     named = {part: function.replace(":", ".").rpartition(".") for part, function in parts.items()}
     return counted((part, pkgutil.resolve_name(owner), name) for part, (owner, _, name) in named.items())
-
-
-def of_model(model: Any) -> AbstractContextManager[dict[str, float]]:
-    """Count the seconds of a model's parts, each to the innermost that ran; on a processor, where nothing waits."""
-    parts = [(_part_of(module), module, "forward") for module in model.modules()]
-    return counted(part for part in parts if part[0] != REST or part[1] is model)
-
-
-def _part_of(module: Any) -> str:
-    return next(part for ending, part in PARTS.items() if type(module).__name__.endswith(ending))
 
 
 def main(written: str, *command: str) -> None:

@@ -14,29 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from kvbook import UserError, paths, progress
+from kvbook import UserError, paths
 from kvbook.diagnosis import CheckSettings
 from kvbook.diagnosis import check as checks
-from kvbook.measuring import memory, predictions, timing
+from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
-from kvbook.runs import Experiment, Inputs, Row, Rows, Writer
-from kvbook.settings import DTypeName, Settings, Text, at_least
-from kvreport.benchmarks import apart
+from kvbook.runs import Experiment, Inputs, Rows, Writer
+from kvreport.benchmarks import apart, switch
 from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
-from kvreport.chapters.exact_caches import cost
-from kvreport.chapters.exact_caches import paths as exact_paths
-from kvreport.chapters.exact_caches import rows as exact_ways
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
+from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row, timer
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import memory_bandwidth, one_call
@@ -55,89 +49,6 @@ _SLOWEST = 12
 # Of which model, and what any program with a model imports.
 _MODEL = ("smollm2", "--weights", "package")
 _IMPORTS = "import torch, transformers; transformers.LlamaForCausalLM"
-# Tokens that are read at once, with stock arithmetic and with the row-invariant one.
-_PREFILLED = 512
-# Tokens behind which single steps are timed, up to the model's context.
-_LENGTHS = (2048, 8191)
-# Decode steps that are taken apart.
-_STEPS = 16
-# Beyond the window, and with fewer experts chosen than there are; about a hundred million parameters each.
-_SHARED: dict[str, Any] = {"vocab_size": 32000, "num_key_value_heads": 4, "tie_word_embeddings": True}
-_BEYOND = {
-    "sliding window": _SHARED | {
-        "model_type": "mistral", "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
-        "num_attention_heads": 12, "sliding_window": 64,
-    },
-    "mixture of experts": _SHARED | {
-        "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 896, "num_hidden_layers": 8,
-        "num_attention_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-    },
-}
-
-# Does a piece of work, and returns its seconds.
-Timed = Callable[[], float]
-
-
-class BenchSettings(Settings):
-    """Settings of a bench.
-
-    Attributes
-    ----------
-    shape : str
-        Family whose full-size architecture, with random weights, decodes.
-    dtype : str
-        In which it does.
-    n_samples : int
-        Texts of the drift harness.
-    n_new_tokens : int
-        Tokens that each way of decoding writes.
-    n_repeats : int
-        How often each of two ways has its turn.
-    book : bool
-        Whether the book is built too, which takes minutes.
-    profile : str
-        With which parameters.
-    tests : bool
-        Whether all tests are run too, which takes minutes.
-    """
-
-    shape: Text = "smollm2"
-    dtype: DTypeName = "bfloat16"
-    n_samples: at_least(2) = 10
-    n_new_tokens: at_least(4) = 48
-    n_repeats: at_least(2) = 10
-    book: bool = False
-    profile: str = "smoke"
-    tests: bool = False
-
-
-def row(what: str, against: str, ours: Sequence[float], theirs: Sequence[float], n: int = 1) -> Row:
-    """Say how many times as long the second takes, turn by turn; seconds are of one of n equal pieces."""
-    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
-    return {
-        "what": what, "against": against,
-        "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios), "repeats": len(ratios),
-        "seconds": statistics.median(ours) / n, "against_seconds": statistics.median(theirs) / n,
-    }
-
-
-def by_turns(what: str, ours: Timed, against: str, theirs: Timed, repeats: int, n: int = 1) -> Row:
-    """Let two pieces of work take turns; the first round only warms up."""
-    rounds = [(ours(), theirs()) for _ in progress.track(range(repeats + 1), label=f"{what}: round")]
-    return row(what, against, *zip(*rounds[1:], strict=True), n=n)
-
-
-def timer(device: torch.device, work: Callable[[], object]) -> Timed:
-    """Do a piece of work and return its seconds, each time that it is called."""
-    return lambda: timing.timed(work, device)[1]
-
-
-def random_model(settings: BenchSettings, n_tokens: int, **options: Any) -> tuple[torch.nn.Module, torch.Tensor]:
-    """Load the full-size shape with random weights, and draw a text for it."""
-    options = {"dtype": settings.dtype} | options
-    model = loading.load(settings.shape, weights="random", device=settings.device, seed=settings.seed, **options).model
-    generator = torch.Generator().manual_seed(settings.seed)
-    return model, torch.randint(model.config.vocab_size, (1, n_tokens), generator=generator).to(model.device)
 
 
 def documented_way(model: torch.nn.Module, samples: list[torch.Tensor]) -> list[float]:
@@ -231,127 +142,6 @@ def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
     return pd.DataFrame(memory_bandwidth.read(torch.device(settings.device)))
 
 
-def _at_one_length(settings: BenchSettings) -> Rows:
-    """Compare stock arithmetic with the row-invariant one, in the bench's dtype and in fp32."""
-    for dtype in dict.fromkeys([settings.dtype, "float32"]):
-        asked = ExactCachesSettings.checked(
-            device=settings.device, seed=settings.seed, n_repeats=settings.n_repeats, cost_shape=settings.shape,
-            cost_dtype=dtype, n_prefill=_PREFILLED, n_context=100,
-        )
-        rows = cost.EXPERIMENT.run(asked).rows
-        times = rows.pivot(index="repeat", columns="arithmetic", values=["prefill_s", "decode_s"])
-        for phase, name in (("prefill_s", f"prefill of {_PREFILLED} tokens"), ("decode_s", "decode step")):
-            stock, ours = times[phase][exact_ways.STOCK], times[phase][exact_ways.EXACT]
-            yield row(f"row-invariant {name}, {dtype}", "stock", ours, stock)
-
-
-def _beyond(settings: BenchSettings) -> Rows:
-    """Compare them on a sliding window and on a mixture of experts."""
-    asked = ExactCachesSettings.checked(n_prefill=128, n_context=100, n_steps=8)
-    ids = torch.arange(3, 3 + asked.n_prefill)[None].to(settings.device)
-    for name in _BEYOND:
-        turn = partial(cost.turn, _shaped(settings, name), ids, asked)
-        what = f"row-invariant decode step, {name}, {settings.dtype}"
-        yield _in_turn(settings, what, lambda arithmetic, turn=turn: turn(arithmetic)["decode_s"])
-
-
-def _in_turn(settings: BenchSettings, what: str, of: Callable[[str], float], stock: str = "stock") -> Row:
-    """Let both arithmetics take turns at one piece of work."""
-    ours, theirs = (partial(of, arithmetic) for arithmetic in (exact_ways.EXACT, exact_ways.STOCK))
-    return by_turns(what, ours, stock, theirs, settings.n_repeats)
-
-
-def _behind_long_texts(settings: BenchSettings) -> Rows:
-    """Compare them behind long texts, whose keys and values are drawn, and by the peak of memory of a prefill."""
-    for dtype in dict.fromkeys([settings.dtype, "float32"]):
-        model, ids = random_model(settings, _PREFILLED, dtype=dtype)
-        for length in _LENGTHS:
-            what = f"row-invariant decode step behind {length:,} tokens, {dtype}"
-            yield _in_turn(settings, what, partial(_seconds_behind, model, length))
-        peak = partial(_peak, model, ids)
-        what = f"row-invariant prefill of {_PREFILLED} tokens, {dtype}: peak of memory"
-        # Where a system counts none, there is no ratio.
-        if peak(exact_ways.STOCK):
-            # Bytes, and no seconds.
-            yield _in_turn(settings, what, peak, "stock's") | {"seconds": None, "against_seconds": None}
-
-
-def _step_behind(model: torch.nn.Module, length: int) -> Callable[[], Any]:
-    """Prepare a step behind drawn keys and values."""
-    config, cache = model.config, DynamicCache(config=model.config)
-    shape = 1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads
-    for layer in range(config.num_hidden_layers):
-        cache.update(*torch.randn(2, *shape, dtype=model.dtype, device=model.device), layer)
-    return partial(model, torch.tensor([[3]], device=model.device), past_key_values=cache)
-
-
-def _seconds_behind(model: torch.nn.Module, length: int, arithmetic: str) -> float:
-    step = _step_behind(model, length)
-    with torch.inference_mode(), exact_paths.switched(arithmetic):
-        return timing.timed(step, model.device)[1]
-
-
-def _peak(model: torch.nn.Module, ids: torch.Tensor, arithmetic: str) -> float:
-    with torch.inference_mode(), exact_paths.switched(arithmetic):
-        return float(memory.peak(lambda: cost.prefill(model, ids), model.device)[1] or 0)
-
-
-def _shaped(settings: BenchSettings, name: str) -> torch.nn.Module:
-    torch.manual_seed(settings.seed)
-    with torch.device(settings.device):
-        config = AutoConfig.for_model(**_BEYOND[name])
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
-    return model.eval().requires_grad_(False)
-
-
-def _taken_apart(settings: BenchSettings) -> Rows:
-    """Say where the milliseconds of what has a target go, part by part, beside stock's."""
-    model, ids = random_model(settings, 100 + 2 * _STEPS)
-    yield from _apart(settings, f"decode step, {settings.dtype}", model, partial(_steps, model, ids), _STEPS)
-    for name in _BEYOND:
-        model, what = _shaped(settings, name), f"decode step, {name}, {settings.dtype}"
-        yield from _apart(settings, what, model, partial(_steps, model, ids % _SHARED["vocab_size"]), _STEPS)
-    model, ids = random_model(settings, _PREFILLED, dtype="float32")
-    prefill = partial(model, ids, use_cache=True, logits_to_keep=1)
-    yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", model, lambda: prefill)
-    what = f"decode step behind {_LENGTHS[-1]:,} tokens, float32"
-    yield from _apart(settings, what, model, partial(_step_behind, model, _LENGTHS[-1]))
-
-
-def _apart(
-    settings: BenchSettings, what: str, model: torch.nn.Module, prepare: Callable[[], Callable[[], Any]], n: int = 1
-) -> Rows:
-    """Take apart what a function prepares, in both arithmetics by turns; it is n equal pieces of work."""
-    turns: list[dict[str, dict[str, float]]] = [
-        {arithmetic: _parts_of(model, prepare, arithmetic) for arithmetic in exact_ways.ARITHMETICS}
-        for _ in progress.track(range(settings.n_repeats + 1), label=f"budget of a {what}: repeat")
-    ]
-    for part in turns[0][exact_ways.STOCK]:
-        # The first turn compares kernels.
-        ours, stock = ([turn[of][part] for turn in turns[1:]] for of in (exact_ways.EXACT, exact_ways.STOCK))
-        yield row(f"row-invariant {what}: {part}", "stock's", ours, stock, n)
-
-
-def _parts_of(model: torch.nn.Module, prepare: Callable[[], Callable[[], Any]], arithmetic: str) -> dict[str, float]:
-    with torch.inference_mode(), exact_paths.switched(arithmetic):
-        work = prepare()
-        with apart.of_model(model) as seconds:
-            work()
-    return seconds
-
-
-def _steps(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:
-    """Prepare decode steps, after as many that make room and choose kernels."""
-    cache = model(ids[:, : -2 * _STEPS], use_cache=True, logits_to_keep=1).past_key_values
-
-    def step(tokens: torch.Tensor) -> None:
-        for token in tokens.split(1, 1):
-            model(token, past_key_values=cache)
-
-    step(ids[:, -2 * _STEPS : -_STEPS])
-    return partial(step, ids[:, -_STEPS:])
-
-
 def _check(settings: BenchSettings) -> Rows:
     """Compare a check with one full pass of one of its texts, and the command with its imports; take that apart."""
     name, _, weights = _MODEL
@@ -440,8 +230,8 @@ def _tests(settings: BenchSettings) -> Rows:
 
 
 PARTS: dict[str, Callable[[BenchSettings], Rows]] = {
-    "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": _at_one_length,
-    "switch beyond": _beyond, "switch at length": _behind_long_texts, "switch budget": _taken_apart,
+    "drift": _drift_harness, "statistics": _statistics, "decoding": _decoding, "switch": switch.at_one_length,
+    "switch beyond": switch.beyond, "switch at length": switch.behind_long_texts, "switch budget": switch.taken_apart,
     "check": _check, "book": _book, "tests": _tests,
 }
 
