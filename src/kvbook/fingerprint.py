@@ -40,7 +40,7 @@ def of_large_file(path: Path) -> str:
 
 
 @functools.cache
-def _of_file_as_it_is(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+def _of_file_as_it_is(path: Path, _size: int, _changed: int) -> str:
     return of_file(path)
 
 
@@ -136,7 +136,7 @@ def _parsed(source: str) -> _Source:
 
 
 @functools.cache
-def _source_as_it_is(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+def _source_as_it_is(path: Path, _size: int, _changed: int) -> str:
     return _read(path.read_text("utf-8")).sha256
 
 
