@@ -4,6 +4,7 @@ import gzip
 import json
 
 import history as gathering
+import pandas as pd
 import pytest
 
 from kvbook import UserError
@@ -21,12 +22,15 @@ def row(release, architecture="llama", status="ran", **outcomes):
     return about | {"row_invariant": ""} | kinds | named
 
 
+def cells(*rows):
+    return history.cells(pd.DataFrame(rows, columns=gathering.COLUMNS))
+
+
 def test_releases_are_ordered_by_number():
     assert sorted(["5.10.4", "4.57.6", "5.9.0"], key=history.order) == ["4.57.6", "5.9.0", "5.10.4"]
 
 
 @pytest.mark.parametrize(("given", "mark"), [
-    (None, ""),
     (row("5.0.0"), "≈"),
     (row("5.0.0", chunks=table.BUG, batch=table.BUG), "✗"),
     # Raising is loud, and no wrong number.
@@ -35,16 +39,15 @@ def test_releases_are_ordered_by_number():
     (row("5.0.0", **{"cache as long as the prompt": table.BUG}), "≈"),
 ])
 def test_a_cell_has_one_mark_that_says_what_a_cache_is(given, mark):
-    assert history.mark(given) == mark
+    assert history.MARKS[history.outcomes(cells(given)).item()] == mark
 
 
 def test_a_fault_that_comes_back_lived_twice_and_releases_that_were_not_measured_end_none():
-    rows = [
+    lived = history.spans(cells(
         row("5.0.0", chunks=table.BUG), row("5.1.0", status=history.NOT_MEASURED), row("5.2.0", chunks=table.BUG),
         row("5.3.0"), row("5.4.0", chunks=table.BUG),
-    ]
-    lived = [(one["from"], one["to"], one["releases"], one["without"]) for one in history.spans(rows)]
-    assert lived == [("5.0.0", "5.2.0", 2, "5.3.0"), ("5.4.0", "5.4.0", 1, None)]
+    ))
+    assert lived.iloc[:, -4:].to_numpy().tolist() == [["5.0.0", "5.2.0", 2, "5.3.0"], ["5.4.0", "5.4.0", 1, ""]]
 
 
 FAULT = {"architecture": "llama", "path": "chunks", "has": "5.0.0", "without": "5.1.0", "threads": [1]}
@@ -56,13 +59,13 @@ FAULT = {"architecture": "llama", "path": "chunks", "has": "5.0.0", "without": "
     (FAULT, [row("5.0.0"), row("5.1.0")], "missed: rounding in 5.0.0"),
     (FAULT, [row("5.0.0", chunks=table.BUG)], "not measured yet in 5.1.0"),
     (FAULT, [row("5.0.0", status="fails"), row("5.1.0")], "missed: does not run in 5.0.0"),
-    (FAULT | {"path": "contrastive search"}, [], "missed: the atlas has no such path"),
+    (FAULT | {"path": "contrastive search"}, [row("5.0.0")], "missed: the atlas has no such path"),
     (FAULT | {"without": None}, [row("5.0.0", chunks=table.BUG)], "found"),
     (FAULT | {"has": None}, [row("5.1.0")], "no false alarm"),
     (FAULT | {"has": None}, [row("5.1.0", chunks=table.BUG)], "false alarm"),
 ])
 def test_a_dated_fault_is_found_missed_or_not_measured_yet(fault, rows, said):
-    assert history.recall(fault, rows) == said
+    assert history.recall(fault, cells(*rows)) == said
 
 
 def test_twenty_dated_faults_are_listed_ten_of_them_of_states_windows_and_shared_keys_each_with_a_thread():
@@ -161,29 +164,30 @@ def test_of_a_release_that_cannot_be_imported_each_row_says_so(release, monkeypa
 def test_a_story_says_from_when_to_when_on_which_paths_and_where_it_was_discussed(monkeypatch):
     monkeypatch.setattr(history, "dated", lambda: [FAULT])
     rows = [row("5.0.0", chunks=table.BUG, batch=table.BUG), row("5.1.0", batch=table.BUG), row("5.2.0")]
-    (found,) = history.stories(rows)
-    assert found[0] == "llama"
-    assert found[1].startswith("wrong from 5.0.0 to 5.1.0 on batch; sound in 5.2.0. wrong in 5.0.0 on chunks;")
-    assert found[1].endswith("sound in 5.1.0 ([1](https://github.com/huggingface/transformers/issues/1))")
+    ((name, story),) = history.stories(cells(*rows)).to_numpy()
+    assert name == "llama"
+    assert story.startswith("wrong from 5.0.0 to 5.1.0 on batch; sound in 5.2.0. wrong in 5.0.0 on chunks;")
+    assert story.endswith("sound in 5.1.0 ([1](https://github.com/huggingface/transformers/issues/1))")
 
 
 def test_a_fault_after_which_nothing_was_measured_is_not_called_unhealed():
     fault = row("5.0.0", chunks=table.BUG)
-    assert history.stories([fault, row("5.1.0", "gpt2")])[0][1].endswith("not measured later")
+    assert history.stories(cells(fault, row("5.1.0", "gpt2")))["story"].item().endswith("not measured later")
     # Control: a fault of the newest release.
-    assert history.stories([fault, row("5.1.0", chunks=table.BUG)])[0][1].endswith("not fixed yet")
+    assert history.stories(cells(fault, row("5.1.0", chunks=table.BUG)))["story"].item().endswith("not fixed yet")
 
 
 def test_lifetimes_count_measured_releases_of_faults_that_end():
     rows = [row("5.0.0", chunks=table.BUG), row("5.1.0", chunks=table.BUG), row("5.2.0")]
-    assert "through 2 measured releases in the median, and 2 at most" in history.lifetimes(rows)
-    assert history.lifetimes(rows[:2]) == "No fault is seen to end yet."
+    assert "through 2 measured releases in the median, and 2 at most" in history.lifetimes(cells(*rows))
+    assert history.lifetimes(cells(*rows[:2])) == "No fault is seen to end yet."
 
 
 def test_only_releases_that_were_measured_whole_are_counted_and_shown():
-    rows = [row("5.0.0", chunks=table.BUG), row("5.1.0"), row("5.1.0", "gpt2", history.NOT_MEASURED), row("5.2.0")]
-    assert [line[:4] for line in history.counts(rows)[1:]] == [["5.0.0", 1, 1, 0], ["5.2.0", 1, 0, 1]]
-    assert "architecture,wrong on,5.2.0,5.0.0" in "\n".join(history._measured(rows))
+    partly = row("5.1.0", "gpt2", history.NOT_MEASURED)
+    found = cells(row("5.0.0", chunks=table.BUG), row("5.1.0"), partly, row("5.2.0"))
+    assert history.counts(found).iloc[:, :4].to_numpy().tolist() == [["5.0.0", 1, 1, 0], ["5.2.0", 1, 0, 1]]
+    assert "architecture,wrong on,5.2.0,5.0.0" in "\n".join(history._measured(found))
 
 
 def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
@@ -191,38 +195,39 @@ def test_row_invariant_is_tried_on_the_releases_that_the_switch_names():
 
 
 CAUSE = {"cause": "positions begin at 0", "kind": "fault", "architectures": ["llama"], "paths": ["chunks"],
-         "threads": [], "by": "run"}
+         "threads": [], "by": "run", "read": ""}
 
 
-def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named():
+def test_wrong_cells_are_counted_by_cause_and_those_without_one_are_named(monkeypatch):
+    monkeypatch.setattr(history, "read_yaml", lambda _: [CAUSE])
     rows = [row("5.0.0", chunks=table.BUG), row("5.1.0", chunks=table.BUG, batch=table.BUG)]
-    told, left = history.explained(rows, [CAUSE])
+    told, left = history.explained(history.wrong(cells(*rows)))
     assert told[1][:6] == ["positions begin at 0", "fault", "run", "llama", 2, "5.0.0 to 5.1.0"]
     assert left == ["llama on batch (5.1.0 to 5.1.0)"]
 
 
-def test_each_cause_written_down_fits_a_recorded_cell_and_no_other_architecture_or_path_and_says_how_it_was_found():
-    known, rows = history.causes(), history.read()
-    cells = [(one, path) for one in rows for path in PATHS if one[path] in (table.BUG, history.MISFED)]
-    fitted = {id(history.cause_of(*cell, known)) for cell in cells}
-    assert {one["cause"] for one in known if id(one) not in fitted} == set()
-    assert all(one["by"] in ("thread", "source", "run", "report") for one in known)
-    assert all(one["threads"] for one in known if one["by"] == "thread")
-    # Control.
-    for other in ({"architectures": ["opt"]}, {"paths": ["batch"]}):
-        assert history.cause_of(row("5.0.0", chunks=table.BUG), "chunks", [CAUSE | other]) is None
+def test_each_cause_written_down_fits_a_recorded_cell_and_says_how_it_was_found():
+    known, found = history.causes(), history.cells(history.read())
+    assert set(known["cause"]) == set(found.loc[found["outcome"].isin([table.BUG, history.MISFED]), "cause"].dropna())
+    assert set(known["by"]) == {"thread", "source", "run", "report"}
+    assert known.query("by == 'thread'")["threads"].map(bool).all()
+
+
+@pytest.mark.parametrize("other", [{"architectures": ["opt"]}, {"paths": ["batch"]}])
+def test_control_a_cause_fits_no_other_architecture_or_path(other, monkeypatch):
+    monkeypatch.setattr(history, "read_yaml", lambda _: [CAUSE | other])
+    assert history.wrong(cells(row("5.0.0", chunks=table.BUG)))["cause"].isna().all()
 
 
 def test_a_cell_that_the_atlas_feeds_otherwise_than_meant_is_not_counted_as_wrong():
-    ours = [one for one in history.causes() if one["kind"] == "ours"]
-    cells = [(one, path) for one in history.read() for path in PATHS if history.cause_of(one, path, ours)]
-    assert {one[path] for one, path in cells} >= {history.MISFED}
-    assert not any(path in history.wrong(one) for one, path in cells)
+    ours = history.cells(history.read()).query("kind == 'ours'")
+    assert history.MISFED in set(ours["outcome"])
+    assert history.wrong(ours).empty
 
 
 def test_each_dated_fault_that_is_missed_says_why_and_no_other_does():
-    rows = history.read()
-    missed = [fault for fault in history.dated() if history.recall(fault, rows).startswith("missed")]
+    found = history.cells(history.read())
+    missed = [fault for fault in history.dated() if history.recall(fault, found).startswith("missed")]
     assert [fault for fault in history.dated() if "why" in fault] == missed
 
 
@@ -245,4 +250,4 @@ def test_a_release_before_the_mend_is_told_to_update_and_one_after_it_is_not_exc
 
 
 def test_what_the_check_knows_is_what_the_recorded_history_says():
-    assert json.loads(known.FILE.read_text()) == history.known(history.read())
+    assert json.loads(known.FILE.read_text()) == history.known(history.cells(history.read()))

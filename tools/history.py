@@ -6,9 +6,7 @@ types among the words, such as ``zamba2``, these alone are measured.
 """
 
 import ast
-import csv
 import gzip
-import io
 import json
 import shutil
 import sys
@@ -16,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from kvbook import UserError, paths, releases
 from kvbook.atlas import PATHS, table
@@ -48,6 +48,11 @@ def drift(row: dict[str, Any], path: str) -> str:
     return f"{max(finest):.2g}" if finest else ""
 
 
+def recorded() -> pd.DataFrame:
+    """Read what the history has; no rows where it has none yet."""
+    return history.read(RECORDED) if RECORDED.is_file() else pd.DataFrame(columns=COLUMNS)
+
+
 def gathered(file: Path, release: str) -> list[dict[str, Any]]:
     """Read the rows of one release; of its other architectures what was recorded stays, or a row without outcomes."""
     rows = [table.judged(json.loads(line)) for line in file.read_text("utf-8").splitlines()]
@@ -55,7 +60,7 @@ def gathered(file: Path, release: str) -> list[dict[str, Any]]:
         row["architecture"]: row | {"release": release} | {f"{path}, drift": drift(row, path) for path in PATHS}
         for row in rows
     }
-    kept = {row["architecture"]: row for row in history.read(RECORDED) if row["release"] == release} | found
+    kept = {row["architecture"]: row for row in recorded().to_dict("records") if row["release"] == release} | found
     return [
         kept.get(name, {"release": release, "architecture": name, "status": NOT_MEASURED}) for name in listed(release)
     ]
@@ -63,24 +68,21 @@ def gathered(file: Path, release: str) -> list[dict[str, Any]]:
 
 def write(release: str, rows: list[dict[str, Any]]) -> None:
     """Write the rows of a release into the history, in place of what it held of it."""
-    kept = [row for row in history.read(RECORDED) if row["release"] != release]
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*kept, *rows])
+    kept = recorded()
+    table = pd.concat([kept[kept["release"] != release], pd.DataFrame(rows, columns=COLUMNS)])
+    lines = table.to_csv(index=False, lineterminator="\n")
     # Without a date inside, equal rows are equal bytes.
-    RECORDED.write_bytes(gzip.compress(lines.getvalue().encode("utf-8"), mtime=0))
-    known.FILE.write_text(json.dumps(history.known(history.read(RECORDED)), indent=1) + "\n", encoding="utf-8")
+    RECORDED.write_bytes(gzip.compress(lines.encode("utf-8"), mtime=0))
+    made = json.dumps(history.known(history.cells(history.read(RECORDED))), indent=1)
+    known.FILE.write_text(made + "\n", encoding="utf-8")
 
 
 def report(release: str) -> str:
     """Say which caches a release breaks and mends against the newest one before it that was measured whole."""
-    rows = history.read(RECORDED)
-    earlier = [one for one in history.whole(rows) if history.order(one) < history.order(release)]
-    faults = {
-        one: {(row["architecture"], path) for row in rows if row["release"] == one for path in history.wrong(row)}
-        for one in (release, *earlier[-1:])
-    }
+    cells = history.cells(history.read(RECORDED))
+    earlier = [one for one in history.whole(cells) if history.order(one) < history.order(release)]
+    wrong = history.wrong(cells).set_index("release")[["architecture", "path"]]
+    faults = {one: set(map(tuple, wrong[wrong.index == one].to_numpy())) for one in (release, *earlier[-1:])}
     before = faults[earlier[-1]] if earlier else set()
     lines = [f"# transformers {release}", "", f"Compared with {earlier[-1] if earlier else 'no earlier release'}."]
     parts = {"New": faults[release] - before, "Gone": before - faults[release], "Still there": faults[release] & before}
