@@ -5,6 +5,7 @@ and whatever it pins that the running one does not satisfy.  It comes from the p
 made once and is kept until it is removed.
 """
 
+import functools
 import json
 import os
 import re
@@ -13,12 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from kvbook import UserError
 from kvbook.atlas import PATHS, table
@@ -59,10 +56,7 @@ def environment(release: str, folder: Path) -> Path:
         return made
     beside = made.with_name(f"{made.name}.part{os.getpid()}")
     try:
-        wanted = [str(checkout) if checkout else f"transformers=={release}"]
-        while wanted:
-            _install(wanted, beside)
-            wanted = _unmet(beside)
+        _install(str(checkout or f"transformers=={release}"), beside)
         beside.rename(made)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -96,28 +90,21 @@ def _commit(checkout: Path) -> str:
     return commit.replace("/", "-")
 
 
-def _install(wanted: list[str], folder: Path) -> None:
+def _install(wanted: str, folder: Path) -> None:
+    """Install a release or checkout, and of what it requires that which the running environment does not satisfy."""
+    # Into another folder pip would install all of it, torch too: so it is asked first what is wanting here.
+    planned = json.loads(_pip(wanted, "--dry-run", "--report", "-"))["install"]
+    more = (each["metadata"] for each in planned if not each["requested"])
+    _pip(wanted, "--no-deps", "--target", str(folder), *(f"{each['name']}=={each['version']}" for each in more))
+
+
+def _pip(wanted: str, *arguments: str) -> str:
     quietly = ("--quiet", "--no-input", "--no-compile", "--disable-pip-version-check")
-    done = _told(*_PIP, "install", *quietly, "--no-deps", "--target", str(folder), *wanted)
+    done = _told(*_PIP, "install", *quietly, *arguments, wanted)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise UserError(f"cannot install {' '.join(wanted)}: {said[-1] if said else 'pip gave no reason'}")
-
-
-def _unmet(folder: Path) -> list[str]:
-    """List what the packages of a folder require and neither it nor the running environment has."""
-    there = {canonicalize_name(each.name): each for each in metadata.distributions(path=[str(folder)])}
-    unmet = []
-    for package in there.values():
-        for line in package.requires or ():
-            required = Requirement(line)
-            if required.marker and not required.marker.evaluate({"extra": ""}):
-                continue
-            running = metadata.distributions(name=required.name)
-            found = there.get(canonicalize_name(required.name)) or next(iter(running), None)
-            if found is None or not required.specifier.contains(found.version, prereleases=True):
-                unmet.append(f"{required.name}{required.specifier}")
-    return sorted(set(unmet))
+        raise UserError(f"cannot install {wanted}: {said[-1] if said else 'pip gave no reason'}")
+    return done.stdout
 
 
 def check_path(path: str) -> None:
@@ -162,14 +149,11 @@ def span(
 
     `say` is told each point that is tried, and what the path comes to there.
     """
-    known: dict[int, bool | None] = {}
-
+    @functools.cache
     def wrong(at: int) -> bool | None:
-        if at not in known:
-            say(points[at], found := outcome(points[at]))
-            # What does not run there says neither that the fault is there nor that it is not.
-            known[at] = {table.BUG: True, table.ROUNDING: False, table.EXACT: False}.get(found)
-        return known[at]
+        say(points[at], found := outcome(points[at]))
+        # What does not run there says neither that the fault is there nor that it is not.
+        return {table.BUG: True, table.ROUNDING: False, table.EXACT: False}.get(found)
 
     order = [points.index(has)] if has in points else halving(len(points))
     inside = next((at for at in order if wrong(at)), None)
@@ -185,16 +169,12 @@ def span(
 
 def _edge(outside: int, inside: int, wrong: Callable[[int], bool | None]) -> tuple[int, int]:
     """Bisect between a place that is taken to be sound and one that is wrong; return the nearest of both that tell."""
-    while True:
-        middle = (inside + outside) / 2
-        between = sorted(range(min(inside, outside) + 1, max(inside, outside)), key=lambda at: abs(at - middle))
-        told = next((at for at in between if wrong(at) is not None), None)
-        if told is None:
-            return outside, inside
-        if wrong(told):
-            inside = told
-        else:
-            outside = told
+    middle = (inside + outside) / 2
+    between = sorted(range(min(inside, outside) + 1, max(inside, outside)), key=lambda at: abs(at - middle))
+    told = next((at for at in between if wrong(at) is not None), None)
+    if told is None:
+        return outside, inside
+    return _edge(outside, told, wrong) if wrong(told) else _edge(told, inside, wrong)
 
 
 def of_release(architecture: str, path: str, folder: Path, keep: bool = False) -> Outcome:
