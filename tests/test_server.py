@@ -12,7 +12,7 @@ import torch
 from refusing import refusal
 
 from kvbook import paths
-from kvbook.server import check, client, judging, prompts
+from kvbook.server import check, client, prompts
 from kvbook.server.outcome import Outcome
 
 SCHEMA = paths.DATA / "check" / "server_schema.json"
@@ -83,7 +83,7 @@ def test_an_honest_server_is_not_called_a_fault(engine, name, monkeypatch):
     (0.2, 0.01, 0.0, 0.0, "cannot tell"), (0.2, 0.01, None, 0.0, "cannot tell"), (3.0, 2.0, 3.0, 0.6, "cannot tell"),
 ])
 def test_a_difference_is_judged_by_those_of_requests_that_reuse_nothing(largest, mean, usual, noise, verdict):
-    assert judging.judge(largest, mean, usual, noise) == verdict
+    assert check.judge(largest, mean, usual, noise) == verdict
 
 
 def test_without_a_way_to_reuse_nothing_a_fault_can_only_be_plain_and_a_second_server_decides(engine, monkeypatch):

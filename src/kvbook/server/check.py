@@ -1,4 +1,16 @@
-"""The check of a running server, from its first request to the verdict."""
+"""The check of a running server, from its first request to the verdict.
+
+Reuse must not move log-probabilities further than the server moves them without it.
+The bounds are those of `kvbook scores`.  A reused prefix is wrong for single requests, so each comparison is judged by
+itself, by its largest |Δ log p| and its mean, against the largest over all controls.
+
+- No log-probability moves: exact.
+- None moves by more than `FLOOR`: rounding of fp32, for which no control is needed.
+- The mean is above `PLAIN`: a fault, for which no control is needed either.
+- At most `FAR` times the controls' largest: rounding, or batching.  More: a fault.
+- No control moved, or none could be made: nothing shows how much is usual in the shapes of reuse, so the answer is
+  "cannot tell".  So it is where the controls' own mean is above `PLAIN`, which would hide everything.
+"""
 
 import json
 import time
@@ -6,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvbook import UserError, progress
-from kvbook.server import client, comparisons, judging, prompts
+from kvbook.scores.verdict import FAR, FLOOR, PLAIN
+from kvbook.server import client, comparisons, prompts
 from kvbook.server.comparisons import CONTROLS, Comparison
-from kvbook.server.outcome import STATUS, Compared, Outcome, Shortest
+from kvbook.server.outcome import STATUS, Compared, Outcome, Shortest, Verdict
 from kvbook.server.session import BEGINNING, FIRST, NotCold, Session
 
 # Around the blocks in which servers keep keys and values: 16 tokens in vLLM, 64 and 256 elsewhere.
@@ -71,7 +84,10 @@ def check(
         found, failed = [], (f"the server refuses what the check needs: {error}", _LOGPROBS)
     finally:
         _keep(session, rows)
-    without, noise = judging.controls(found)
+    usual = [each.differences() for each in found if each.kind in CONTROLS]
+    # Largest and mean |Δ log p| without reuse.
+    without = max((float(moved.max()) for moved in usual), default=None)
+    noise = max((float(moved.mean()) for moved in usual), default=0.0)
     compared = [_compared(each, without, noise) for each in found]
     verdict, why, remedy = _judged(session, compared, without, noise, failed)
     wrong = next((of for of, each in zip(found, compared, strict=True) if each.verdict == "fault"), None)
@@ -125,7 +141,7 @@ def _keep(session: Session, rows: Path | None) -> None:
 def _judged(
     session: Session, compared: Sequence[Compared], without: float | None, noise: float,
     failed: tuple[str, str] | None,
-) -> tuple[judging.Verdict, str, str]:
+) -> tuple[Verdict, str, str]:
     """Return the verdict, why, and the remedy; a fault that was seen is told even where nothing else can be."""
     reuse = [each for each in compared if each.verdict]
     kinds = {each.verdict for each in reuse}
@@ -138,7 +154,7 @@ def _judged(
         return "cannot tell", *failed
     if not reuse:
         return "cannot tell", "no two answers could be compared", _LOGPROBS
-    if noise > judging.PLAIN:
+    if noise > PLAIN:
         return "cannot tell", f"log-probabilities differ by {noise:.2g} in the mean where nothing is reused", _NOISE
     if session.reused <= BEGINNING:
         count = "reused nothing" if session.reports else "does not count it"
@@ -146,9 +162,9 @@ def _judged(
     if "cannot tell" in kinds:
         return "cannot tell", f"{said}, and no request without reuse shows how much is usual", _SECOND
     if "rounding" in kinds:
-        allowed = f"the {judging.FLOOR:g} of fp32"
-        if moved > judging.FLOOR:
-            allowed = f"{judging.FAR:g} times the {without:.2g} without reuse"
+        allowed = f"the {FLOOR:g} of fp32"
+        if moved > FLOOR:
+            allowed = f"{FAR:g} times the {without:.2g} without reuse"
         return "rounding", f"{said}, no more than {allowed}", _NONE
     return "exact", "with reuse and without, every log-probability is equal in every digit", "none needed"
 
@@ -159,5 +175,20 @@ def _compared(comparison: Comparison, without: float | None, noise: float) -> Co
     return Compared(
         kind=comparison.kind, prefix_tokens=comparison.length, cached_tokens=comparison.other.cached,
         compared=len(moved), largest=largest, mean=mean,
-        verdict=None if comparison.kind in CONTROLS else judging.judge(largest, mean, without, noise),
+        verdict=None if comparison.kind in CONTROLS else judge(largest, mean, without, noise),
     )
+
+
+def judge(largest: float, mean: float, usual: float | None, noise: float = 0.0) -> Verdict:
+    """Judge one comparison by how far the server moves log-probabilities without reuse."""
+    if largest == 0:
+        return "exact"
+    if noise > PLAIN:
+        return "cannot tell"
+    if largest <= FLOOR:
+        return "rounding"
+    if mean > PLAIN:
+        return "fault"
+    if not usual:
+        return "cannot tell"
+    return "rounding" if largest <= FAR * usual else "fault"

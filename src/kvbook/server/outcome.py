@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from kvbook.server.comparisons import CONTROLS, REUSE
-from kvbook.server.judging import Verdict
 from kvbook.settings import Strict
 
+Verdict = Literal["exact", "rounding", "fault", "cannot tell"]
 STATUS: dict[Verdict, int] = {"exact": 0, "rounding": 0, "fault": 1, "cannot tell": 2}
 
 
