@@ -21,7 +21,7 @@ from kvbook.scores import adapters
 SCHEMA_VERSION = 1
 COLUMNS = ("id", "position", "token", "logprob")
 OPTIONAL = ("step", "top_tokens", "top_logprobs")
-# Lines that are parsed together: a million rows as Python objects would take more than a gigabyte.
+# Rows that are put into columns together: a million of them as Python objects would take more than a gigabyte.
 _BLOCK = 50_000
 # What rounding may leave above log 1.
 _ABOVE_ZERO = 1e-5
@@ -78,32 +78,29 @@ def read(path: str | Path, side: adapters.Side = "rollout") -> pd.DataFrame:
             return pd.read_parquet(path)
         except ImportError:
             raise UserError(f"{path}: Parquet takes pyarrow: pip install pyarrow, or use JSON") from None
-    blocks = _blocks(path)
-    first = next(blocks, None)
-    if first is None:
+    rows = _lines(path)
+    if (first := next(rows, None)) is None:
         raise UserError(f"{path} is empty")
-    records = itertools.chain([first], blocks)
-    if adapter := adapters.of(first[0]):
-        return adapter.frame(itertools.chain.from_iterable(records), side)
-    return pd.concat((_columns(path, block) for block in records), ignore_index=True)
+    rows = itertools.chain([first], rows)
+    if adapter := adapters.of(first):
+        return adapter.frame(rows, side)
+    blocks = iter(lambda: list(itertools.islice(rows, _BLOCK)), [])
+    return pd.concat((_columns(path, block) for block in blocks), ignore_index=True)
 
 
-def _blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Parse a file's lines, many at a time; a file may also be one JSON value over many lines."""
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Parse a file's lines; a file may also be one JSON value over many lines."""
     with path.open(encoding="utf-8") as lines:
-        for number, block in enumerate(iter(lambda: list(itertools.islice(lines, _BLOCK)), [])):
-            filled = [line for line in block if not line.isspace()]
-            rows = _parsed(f"[{','.join(filled)}]")
-            if rows is None or not all(isinstance(row, dict) for row in rows):
-                whole = _parsed(path.read_text("utf-8")) if number == 0 else None
+        for number, line in enumerate(lines, 1):
+            if isinstance(row := _parsed(line), dict):
+                yield row
+            elif not line.isspace():
+                whole = _parsed(path.read_text("utf-8"))
                 rows = whole if isinstance(whole, list) else [whole]
                 if not all(isinstance(row, dict) for row in rows):
-                    bad = next(at for at, line in enumerate(block, 1) if not isinstance(_parsed(line), dict))
-                    raise UserError(f"{path}: line {number * _BLOCK + bad} is no JSON object: write one row a line")
-                yield rows
+                    raise UserError(f"{path}: line {number} is no JSON object: write one row a line")
+                yield from rows
                 return
-            if rows:
-                yield rows
 
 
 def _parsed(text: str) -> Any:
