@@ -8,8 +8,7 @@ from planted import with_rows
 from refusing import refusal
 
 from kvbook.atlas import PATHS, SWITCHED, badges, table
-from kvreport.chapters.atlas import measures, rows, survey, tables
-from kvreport.chapters.atlas.settings import AtlasSettings
+from kvreport.chapters.atlas import AtlasSettings, measures, rows, survey, tables
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
 from kvreport.publishing.statements import check

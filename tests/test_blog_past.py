@@ -12,9 +12,8 @@ from transformers.utils import logging
 
 from kvbook import paths
 from kvbook.models import loading
-from kvreport.chapters.blog_past import measures, past_tables
+from kvreport.chapters.blog_past import PastTablesSettings, measures, past_tables
 from kvreport.chapters.blog_past import rows as rows_of
-from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents, found
 
 

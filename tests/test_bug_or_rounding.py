@@ -10,8 +10,7 @@ from kvbook import paths
 from kvbook.diagnosis import faults
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import loading
-from kvreport.chapters.bug_or_rounding import figures, measures, rows, symptoms, tables
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.chapters.bug_or_rounding import BugOrRoundingSettings, figures, measures, rows, symptoms, tables
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
 from kvreport.publishing import documents, found
 from kvreport.publishing.statements import check

@@ -10,10 +10,10 @@ from refusing import refusal
 from kvbook import lengths
 from kvbook.models import corpus, english, loading
 from kvbook.runs import samples
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.chapters.bug_or_rounding import BugOrRoundingSettings
 from kvreport.chapters.from_scratch.gpt import text as characters
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.chapters.layer_drift import LayerDriftSettings
+from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings
 from kvreport.running import catalogue
 
 

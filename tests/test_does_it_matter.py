@@ -19,6 +19,7 @@ from kvbook.measuring import caches, fp64_reference, rounded_caches
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
 from kvreport.chapters.does_it_matter import (
+    DoesItMatterSettings,
     classifier,
     figures,
     first_divergence,
@@ -32,7 +33,6 @@ from kvreport.chapters.does_it_matter import (
     writing,
 )
 from kvreport.chapters.does_it_matter import rows as named
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 from kvreport.publishing import found
 
 pytestmark = pytest.mark.usefixtures("no_gradients")

@@ -17,8 +17,7 @@ from refusing import refusal
 
 from kvbook.models import loading
 from kvbook.runs import records
-from kvreport.chapters.static_cache import one_call
-from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
+from kvreport.chapters.static_cache import BesideLlamaCppSettings, StaticCacheSettings, one_call
 from kvreport.engines import gguf_file, serving
 from kvreport.engines.listed import ENGINES
 

@@ -6,10 +6,9 @@ from planted import changed
 from transformers import DynamicCache
 
 from kvbook.exact.verification import fed
+from kvreport.chapters.exact_caches import ExactCachesSettings, lengths, measures, paths
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches import lengths, measures, paths
 from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
 from kvreport.publishing.wording import percent

@@ -13,15 +13,14 @@ from refusing import refusal
 from small_models import SCRATCH
 
 from kvbook import paths
+from kvreport.chapters.from_scratch import ScratchSettings, measures, speed, tables
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import loss as scratch_loss
-from kvreport.chapters.from_scratch import measures, speed, tables
 from kvreport.chapters.from_scratch import rows as names
 from kvreport.chapters.from_scratch.gpt import checkpoints, text, training
 from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, Refill, Reply, Rolling, Window, write
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.publishing import found
 
 BLOCK = 8

@@ -11,9 +11,8 @@ from planted import against_the_book, changed, on, published, run_of, with_rows,
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
 from kvbook.models import corpus, kept, loading
-from kvreport.chapters.layer_drift import by_layer, greedy_paths, measures, mitigations, tables
+from kvreport.chapters.layer_drift import LayerDriftSettings, by_layer, greedy_paths, measures, mitigations, tables
 from kvreport.chapters.layer_drift.rows import GENERATE, LOOPS, TIES, UNCACHED
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import found as found_in
 
 

@@ -7,8 +7,7 @@ from small_models import generated
 
 from kvbook import paths
 from kvbook.models import listing, loading, packages, registry, sources
-from kvreport.chapters.models import greedy_samples, measures, shapes, tables
-from kvreport.chapters.models.settings import ModelsSettings
+from kvreport.chapters.models import ModelsSettings, greedy_samples, measures, shapes, tables
 from kvreport.publishing import found
 from kvreport.publishing.found import Found
 from kvreport.publishing.statements import check

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from kvbook import native
 from kvbook.measuring import one_call
 from kvbook.runs import threads
+from kvreport.chapters.static_cache import StaticCacheSettings
 from kvreport.chapters.static_cache import one_call as beside
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Heads that share keys or do not, a width that threads share unevenly, a vocabulary of an odd size, tied embeddings.
 SHAPES = {

@@ -17,8 +17,7 @@ from kvbook import UserError, fingerprint, paths
 from kvbook.runs import records
 from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
-from kvreport.chapters.which_path_is_right import path_errors, rows
-from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+from kvreport.chapters.which_path_is_right import WhichPathSettings, path_errors, rows
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE, found
 from kvreport.running import catalogue, execution, planning
 
@@ -111,7 +110,7 @@ def test_a_run_is_renamed_by_an_edit_of_what_measures_it_and_by_nothing_else(edi
     # What a chapter draws or says, and another chapter's settings.
     edit(*(f"{chapter}/{name}" for name in ("figures", "measures", "tables", "results")))
     assert sources() == before
-    edit("kvreport/chapters/does_it_matter/settings")
+    edit("kvreport/chapters/does_it_matter/__init__")
     assert alike(sources(), before) == [True, False]
     edit("kvbook/measuring/fp64_reference")
     assert sources()[0] != before[0]

@@ -13,8 +13,7 @@ from refusing import refusal
 
 from kvbook import paths
 from kvbook.server import check, client, prompts
-from kvreport.chapters.serving_engines import asking, measures, measuring, rows, tables
-from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
+from kvreport.chapters.serving_engines import ServingEnginesSettings, asking, measures, measuring, rows, tables
 from kvreport.publishing import found
 
 SETTINGS = ServingEnginesSettings(n_samples=2, prompt_tokens=34, new_tokens=6)

@@ -1,9 +1,9 @@
 import pytest
 from refusing import refusal
 
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.chapters.does_it_matter import DoesItMatterSettings
+from kvreport.chapters.exact_caches import ExactCachesSettings
+from kvreport.chapters.layer_drift import LayerDriftSettings
 from kvreport.running import catalogue
 
 

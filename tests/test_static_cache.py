@@ -14,10 +14,9 @@ from refusing import refusal
 
 from kvbook.measuring import caches, decoding, large_pages, memory
 from kvbook.measuring.decoding import Decoder, Way
-from kvreport.chapters.static_cache import kinds, measures, memory_bandwidth, speed, tables
+from kvreport.chapters.static_cache import StaticCacheSettings, kinds, measures, memory_bandwidth, speed, tables
 from kvreport.chapters.static_cache import rows as chapter_rows
 from kvreport.chapters.static_cache.rows import STEP
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import documents
 from kvreport.publishing import found as found_in
 from kvreport.running import catalogue

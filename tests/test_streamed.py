@@ -13,7 +13,7 @@ from small_models import SMALL, asked
 from kvbook.diagnosis import check, kept_calls, layerwise, probe
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.chapters.layer_drift import LayerDriftSettings
 from kvreport.running import catalogue
 
 SHAPE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2}

@@ -7,9 +7,14 @@ from planted import run_of
 from refusing import refusal
 
 from kvbook.models import loading
-from kvreport.chapters.trainer_and_rollout import measures, policy_gradient, rollouts, scoring
+from kvreport.chapters.trainer_and_rollout import (
+    TrainerAndRolloutSettings,
+    measures,
+    policy_gradient,
+    rollouts,
+    scoring,
+)
 from kvreport.chapters.trainer_and_rollout import rows as named
-from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
 from kvreport.publishing import found
 
 SETTINGS = TrainerAndRolloutSettings(n_samples=3, prompt_tokens=8, new_tokens=12)

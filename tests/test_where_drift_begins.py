@@ -13,6 +13,7 @@ from kvbook import lengths
 from kvbook.atlas import configurations
 from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.where_drift_begins import (
+    WhereDriftBeginsSettings,
     attention_forms,
     cache_factorial,
     equal_shapes,
@@ -25,7 +26,6 @@ from kvreport.chapters.where_drift_begins import (
     summation,
     tables,
 )
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 from kvreport.publishing.found import of_runs
 from kvreport.publishing.statements import check
 

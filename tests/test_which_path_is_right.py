@@ -11,8 +11,7 @@ from transformers import cache_utils
 from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
-from kvreport.chapters.which_path_is_right import measures, path_errors, rows, tables
-from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
+from kvreport.chapters.which_path_is_right import WhichPathSettings, measures, path_errors, rows, tables
 from kvreport.publishing import found as found_in
 from kvreport.publishing import verdicts
 

@@ -30,9 +30,8 @@ from kvbook.runs import Experiment, Inputs, Rows, Writer, records
 from kvbook.scores import outcome, tables
 from kvbook.settings import Count, Settings
 from kvreport.benchmarks import results
-from kvreport.chapters.layer_drift import by_layer
+from kvreport.chapters.layer_drift import LayerDriftSettings, by_layer
 from kvreport.chapters.layer_drift import measures as layer_drift
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 from kvreport.publishing import found
 from kvreport.publishing.measures import Measure
 

@@ -32,11 +32,10 @@ from kvreport.benchmarks import apart, switch
 from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row, timer
 from kvreport.chapters.layer_drift import by_layer as layer_drift
+from kvreport.chapters.static_cache import StaticCacheSettings, memory_bandwidth, one_call
 from kvreport.chapters.static_cache import measures as static_cache
-from kvreport.chapters.static_cache import memory_bandwidth, one_call
 from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed as static_speed
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import found
 from kvreport.running.planning import run_of
 

@@ -12,9 +12,8 @@ from kvbook.measuring import memory, timing
 from kvbook.runs import Row, Rows
 from kvreport.benchmarks import budget
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row
-from kvreport.chapters.exact_caches import cost, paths
+from kvreport.chapters.exact_caches import ExactCachesSettings, cost, paths
 from kvreport.chapters.exact_caches import rows as exact_ways
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Tokens that are read at once, with stock arithmetic and with the row-invariant one.
 _PREFILLED = 512

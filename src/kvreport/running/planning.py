@@ -160,9 +160,9 @@ class Chapter:
 
     def setting_names(self) -> set[str]:
         """Name all that the chapter's settings hold, which is more than its notebook has parameters."""
-        if not (self.folders.code / self.name / "settings.py").is_file():
+        if not (self.folders.code / self.name / "__init__.py").is_file():
             return set()
-        module = importlib.import_module(f"{self.package}.settings")
+        module = importlib.import_module(self.package)
         classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Settings)]
         return {name for found in classes if found.__module__ == module.__name__ for name in found.model_fields}
 

@@ -22,10 +22,9 @@ from kvbook.models import corpus, loading
 from kvbook.runs import Experiment, Inputs, Row, Rows, Writer, privacy, records
 from kvbook.settings import Settings
 from kvreport.chapters.layer_drift import by_layer
+from kvreport.chapters.static_cache import StaticCacheSettings, speed
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import rows as static_rows
-from kvreport.chapters.static_cache import speed
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 from kvreport.publishing import found, keep
 
 SCHEMA = 1

@@ -6,7 +6,7 @@ from kvbook import progress
 from kvbook.atlas import PATHS, STATIC, SWITCHED, WHOLE, configurations, invariance, running
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Writer
-from kvreport.chapters.atlas.settings import AtlasSettings
+from kvreport.chapters.atlas import AtlasSettings
 
 _WORKERS = 2
 COLUMNS = (

@@ -34,8 +34,8 @@ from kvbook.measuring import agreement
 from kvbook.models import corpus, loading, lowbit, registry
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvbook.settings import Settings
+from kvreport.chapters.blog_past import PastTablesSettings
 from kvreport.chapters.blog_past import rows as named
-from kvreport.chapters.blog_past.settings import PastTablesSettings
 from kvreport.publishing import documents
 
 # The last token's logits from a past, and how many tokens it held when that token was fed; 0 when there was none.

@@ -20,13 +20,12 @@ from kvbook.measuring import caches, full_and_split, in_fp64
 from kvbook.models import corpus, kept, loading
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.blog_past import past_tables
-from kvreport.chapters.bug_or_rounding import rows
-from kvreport.chapters.bug_or_rounding.settings import BugOrRoundingSettings
+from kvreport.chapters.bug_or_rounding import BugOrRoundingSettings, rows
+from kvreport.chapters.from_scratch import ScratchSettings
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import subject as scratch_subject
 from kvreport.chapters.from_scratch.gpt.paths import WAYS
 from kvreport.chapters.from_scratch.rows import LAST_ONLY, POSTED, REPLY, WINDOW
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 from kvreport.chapters.prompt_reuse import continuations, split_keys
 from kvreport.chapters.prompt_reuse.rows import DOCUMENTED, JOINED
 

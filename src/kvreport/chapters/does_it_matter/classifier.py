@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kvbook import UserError
 from kvbook.models import corpus
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+from kvreport.chapters.does_it_matter import DoesItMatterSettings
 
 # Of the squared weights, against the mean loss: enough to keep them finite where the classes can be told apart exactly.
 _RIDGE = 1e-3

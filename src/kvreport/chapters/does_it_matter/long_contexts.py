@@ -29,9 +29,8 @@ from kvbook import UserError
 from kvbook.measuring import caches, fp64_reference, in_fp64, predictions
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants
 from kvreport.chapters.does_it_matter import rows as named
-from kvreport.chapters.does_it_matter import variants
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Positions of a bin that are scored.
 SCORED = 64

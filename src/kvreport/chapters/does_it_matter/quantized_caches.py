@@ -16,9 +16,8 @@ from transformers.cache_utils import BaseQuantizedLayer, Fp8QuantizedLayer, HQQQ
 
 from kvbook.measuring.rounded_caches import RoundedLayer
 from kvbook.runs import Experiment, Inputs, Row, Work, Writer
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, teacher_forced, variants
 from kvreport.chapters.does_it_matter import rows as named
-from kvreport.chapters.does_it_matter import teacher_forced, variants
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # In a scale's place: these numbers are not rounded.
 _UNSCALED = "as they are"

@@ -12,8 +12,7 @@ from kvbook import progress
 from kvbook.measuring import predictions
 from kvbook.models import corpus
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
-from kvreport.chapters.does_it_matter import classifier, variants
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, classifier, variants
 
 
 def inputs(settings: DoesItMatterSettings) -> Inputs:

@@ -13,10 +13,9 @@ import torch
 from kvbook.measuring import choosing, predictions
 from kvbook.models.corpus import Sample
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants, writing
 from kvreport.chapters.does_it_matter import rows as named
-from kvreport.chapters.does_it_matter import variants, writing
 from kvreport.chapters.does_it_matter.rows import BATCH, GREEDY, SAMPLED, SINGLE, UNPADDED, Cell
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Tokens by which every other group of prompts is longer.
 LONGER = 5

@@ -23,9 +23,9 @@ from kvbook import UserError
 from kvbook.measuring import caches, rounded_caches
 from kvbook.models import corpus, loading, lowbit, placement
 from kvbook.runs import Inputs, Rows, Writer, samples
+from kvreport.chapters.does_it_matter import DoesItMatterSettings
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import AT_ONCE, BATCH
-from kvreport.chapters.does_it_matter.settings import DoesItMatterSettings
 
 # Left padding of the texts of a batch: none is padded as far as its neighbour.
 PADS = tuple(1 + 3 * index for index in range(BATCH))

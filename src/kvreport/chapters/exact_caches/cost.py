@@ -14,9 +14,8 @@ from kvbook import UserError
 from kvbook.measuring import timing
 from kvbook.models import loading, placement, registry
 from kvbook.runs import Experiment, Inputs, Writer
-from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches import ExactCachesSettings, paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 
 def inputs(settings: ExactCachesSettings) -> Inputs:

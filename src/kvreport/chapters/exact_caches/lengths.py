@@ -9,9 +9,8 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples, threads
-from kvreport.chapters.exact_caches import paths
+from kvreport.chapters.exact_caches import ExactCachesSettings, paths
 from kvreport.chapters.exact_caches.rows import ARITHMETICS
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Sizes of chunks, in the order in which they are fed: one token, odd numbers, and one either side of a power of two.
 CHUNKS = (1, 7, 64, 129, 255, 300, 31, 1000)

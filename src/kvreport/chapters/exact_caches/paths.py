@@ -18,8 +18,8 @@ from kvbook.exact.verification import fed
 from kvbook.measuring import fp64_reference, in_fp64
 from kvbook.models import corpus, registry, sources
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
+from kvreport.chapters.exact_caches import ExactCachesSettings
 from kvreport.chapters.exact_caches import rows as named
-from kvreport.chapters.exact_caches.settings import ExactCachesSettings
 
 # Tokens that a padded text is moved by.
 _PAD = 7

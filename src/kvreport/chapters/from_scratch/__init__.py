@@ -1,1 +1,35 @@
 """The chapter on the forum thread about a model from scratch."""
+
+from typing import Literal
+
+from kvbook.settings import DTypes, Text, TextSettings, at_least
+
+
+class ScratchSettings(TextSettings):
+    """Settings of the chapter on the forum thread about a model from scratch.
+
+    Attributes
+    ----------
+    model : str
+        ``"small"`` or ``"thread"``, the thread's size, which ship, the latter trained anew for another corpus; or a
+        folder that ``python -m kvbook models train-scratch`` wrote.
+    weights : {"stand-in", "random"}
+        ``"random"`` keeps the model's shape and draws its weights.
+    corpus : str
+        ``"stdlib"``, a folder, or one text file: what ``"thread"`` is trained on, and whose held-out part is read.
+    n_samples : int
+        How many texts are scored.
+    n_blocks : int
+        Length of each, in the model's blocks; the table of positions must reach so far.
+    dtypes : tuple of str
+        In which logits are compared; losses, texts and times are in the first.
+    n_timed : int
+        Repetitions of everything that is timed.
+    """
+
+    model: Text = "small"
+    weights: Literal["stand-in", "random"] = "stand-in"
+    n_samples: at_least(2) = 24
+    n_blocks: at_least(2) = 8
+    dtypes: DTypes = ("float32", "float64")
+    n_timed: at_least(2) = 4

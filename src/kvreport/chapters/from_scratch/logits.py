@@ -12,11 +12,10 @@ import torch
 
 from kvbook.measuring import agreement
 from kvbook.runs import Experiment, Inputs, Row, Writer
-from kvreport.chapters.from_scratch import rows, subject
+from kvreport.chapters.from_scratch import ScratchSettings, rows, subject
 from kvreport.chapters.from_scratch.gpt.memory import Mask, RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Refill, Rolling, Window
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # Steps are compared through so many blocks, or all of them where the settings have fewer.
 BLOCKS = 3

@@ -18,10 +18,9 @@ import torch
 from torch.nn import functional
 
 from kvbook.runs import Experiment, Inputs, Writer
-from kvreport.chapters.from_scratch import subject
+from kvreport.chapters.from_scratch import ScratchSettings, subject
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, MakeReader, Reader, Window, refills, write
 from kvreport.chapters.from_scratch.rows import FORGOTTEN, POSTED, REPLY, REPLYS_WINDOW, WINDOW
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # A way without a memory costs a whole window for each place, so only so many places of a block are scored.
 PLACES_IN_BLOCK = 8

@@ -14,10 +14,9 @@ import torch
 from kvbook.measuring import timing
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Row, Writer
-from kvreport.chapters.from_scratch import loss, rows, subject
+from kvreport.chapters.from_scratch import ScratchSettings, loss, rows, subject
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import MakeReader, Reader, Reply, Rolling, Window, refills, write
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # What the reply states: 6 layers of width 384, 4 heads, block 256, GPT-2's vocabulary, one block of positions.
 REPLYS_SHAPE = Shape(vocabulary_size=50257, layers=6, width=384, heads=4, block=256, table=256)

@@ -7,8 +7,8 @@ import torch
 from kvbook import UserError
 from kvbook.models import placement
 from kvbook.runs import Inputs, Row
+from kvreport.chapters.from_scratch import ScratchSettings
 from kvreport.chapters.from_scratch.gpt import checkpoints, text
-from kvreport.chapters.from_scratch.settings import ScratchSettings
 
 # The settings on which the rows of every experiment here depend.
 FIELDS = frozenset({"model", "weights", "device", "seed", "corpus", "n_blocks", "dtypes", "n_samples"})

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.chapters.layer_drift import LayerDriftSettings
 
 # What is measured of a place's difference.
 _OF_DRIFT = ("max_abs", "rms", "relative_rms", "reference_rms", "differing_share")

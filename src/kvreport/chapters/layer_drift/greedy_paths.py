@@ -22,8 +22,8 @@ from kvbook import progress
 from kvbook.measuring import choosing
 from kvbook.models import corpus, kept, loading
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
+from kvreport.chapters.layer_drift import LayerDriftSettings
 from kvreport.chapters.layer_drift import rows as named
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
 
 # Of a prompt that is the beginning of a text.
 PROMPT_TOKENS = 16

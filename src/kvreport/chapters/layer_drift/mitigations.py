@@ -11,7 +11,7 @@ from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split, mitigations, timing
 from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Row, Work, Writer, samples
-from kvreport.chapters.layer_drift.settings import LayerDriftSettings
+from kvreport.chapters.layer_drift import LayerDriftSettings
 
 # Where 32 bits are already used, upcasting to 32 bits does nothing.
 SIXTEEN_BITS = ("float16", "bfloat16")

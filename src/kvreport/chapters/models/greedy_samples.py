@@ -16,7 +16,7 @@ from kvbook import UserError, progress
 from kvbook.measuring import choosing
 from kvbook.models import loading, packages, placement, sources
 from kvbook.runs import Experiment, Inputs, Work, Writer
-from kvreport.chapters.models.settings import ModelsSettings
+from kvreport.chapters.models import ModelsSettings
 
 
 def names(settings: ModelsSettings) -> list[str]:

@@ -46,8 +46,8 @@ from kvbook import UserError, paths
 from kvbook.measuring import caches, choosing
 from kvbook.models import corpus, kept, loading
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
+from kvreport.chapters.prompt_reuse import PromptReuseSettings
 from kvreport.chapters.prompt_reuse import rows as named
-from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
 # Short questions, one a line, written for this book.

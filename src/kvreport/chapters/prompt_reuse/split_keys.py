@@ -29,8 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedMode
 from kvbook.measuring import agreement, full_and_split
 from kvbook.models import kept, loading, placement, registry
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
+from kvreport.chapters.prompt_reuse import PromptReuseSettings
 from kvreport.chapters.prompt_reuse import rows as named
-from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
 from kvreport.publishing import documents
 
 # Tokens of the thread's prompt and response, more or less, in any vocabulary.

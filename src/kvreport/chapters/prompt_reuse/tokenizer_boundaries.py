@@ -15,7 +15,7 @@ from kvbook import UserError, fingerprint, paths
 from kvbook.measuring import caches
 from kvbook.models import corpus, kept
 from kvbook.runs import Experiment, Inputs, Writer, samples
-from kvreport.chapters.prompt_reuse.settings import PromptReuseSettings
+from kvreport.chapters.prompt_reuse import PromptReuseSettings
 
 # Characters of a file that are looked at: every cut encodes what lies before it.
 _WINDOW = 1000

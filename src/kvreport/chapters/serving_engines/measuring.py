@@ -14,10 +14,9 @@ from kvbook import UserError
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvbook.server.client import Refused
-from kvreport.chapters.serving_engines import asking
+from kvreport.chapters.serving_engines import ServingEnginesSettings, asking
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.chapters.serving_engines.asking import Written
-from kvreport.chapters.serving_engines.settings import ServingEnginesSettings
 from kvreport.engines import serving
 from kvreport.engines.listed import BF16, ENGINES, FP32
 

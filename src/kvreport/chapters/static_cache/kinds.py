@@ -23,9 +23,8 @@ from kvbook import progress
 from kvbook.measuring import caches, choosing, memory
 from kvbook.models import kept, loading, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
-from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache import FIELDS, StaticCacheSettings, subject
 from kvreport.chapters.static_cache.rows import DOCUMENT, KINDS
-from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 from kvreport.publishing import documents
 
 # The document's number of steps, and the room that it gave the static cache (a model with a smaller context gets that).

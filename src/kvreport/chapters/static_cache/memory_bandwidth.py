@@ -16,7 +16,7 @@ from kvbook import progress
 from kvbook.measuring import large_pages, timing
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Rows, Writer
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.chapters.static_cache import StaticCacheSettings
 
 # Elements of fp32: 256 MiB an array.
 _N = 1 << 26

@@ -26,9 +26,8 @@ from kvbook.measuring import decoding, large_pages, memory, timing
 from kvbook.measuring.one_call import OneCall, fits
 from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, evidence, recording
-from kvreport.chapters.static_cache import memory_bandwidth, subject
+from kvreport.chapters.static_cache import BesideLlamaCppSettings, StaticCacheSettings, memory_bandwidth, subject
 from kvreport.chapters.static_cache.rows import GENERATE, MEMORY, ONE_CALL, OURS, THEIRS
-from kvreport.chapters.static_cache.settings import BesideLlamaCppSettings, StaticCacheSettings
 from kvreport.engines.gguf_file import write_gguf
 
 FASTEST = decoding.Way("static", True, True, True)

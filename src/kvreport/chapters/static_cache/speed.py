@@ -19,9 +19,8 @@ from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import kept, loading, placement
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
+from kvreport.chapters.static_cache import StaticCacheSettings, subject
 from kvreport.chapters.static_cache import rows as named
-from kvreport.chapters.static_cache import subject
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # Lengths at which a step without a cache is measured.
 _N_LENGTHS = 9

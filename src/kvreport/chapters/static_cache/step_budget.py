@@ -13,9 +13,8 @@ from kvbook import progress
 from kvbook.measuring import decoding, timing
 from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Rows, Work
-from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache import StaticCacheSettings, subject
 from kvreport.chapters.static_cache.rows import CALLS, KERNELS_OF_HEAD, KERNELS_OF_LAYERS, PROFILED, STEP
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
 
 # What the profiler calls a compiled graph's kernels, and what stands around them.
 _KERNELS = "## Call CompiledFxGraph"

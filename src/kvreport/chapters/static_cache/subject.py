@@ -7,7 +7,7 @@ import torch
 
 from kvbook.models import loading, placement, registry
 from kvbook.runs import Inputs, Rows, Writer
-from kvreport.chapters.static_cache.settings import StaticCacheSettings
+from kvreport.chapters.static_cache import StaticCacheSettings
 
 
 def weights_of(settings: StaticCacheSettings) -> str:

@@ -14,9 +14,8 @@ from kvbook import progress
 from kvbook.measuring import memory, timing
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Work, Writer
-from kvreport.chapters.static_cache import subject
+from kvreport.chapters.static_cache import FIELDS, StaticCacheSettings, subject
 from kvreport.chapters.static_cache.rows import BATCHES
-from kvreport.chapters.static_cache.settings import FIELDS, StaticCacheSettings
 
 DTYPES = ("float32", "float16", "bfloat16")
 _STEPS = 11

@@ -14,8 +14,8 @@ from kvbook.measuring import choosing, predictions, rounded_caches
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import Experiment, Inputs, Row, Writer
 from kvbook.scores import measures
+from kvreport.chapters.trainer_and_rollout import TrainerAndRolloutSettings
 from kvreport.chapters.trainer_and_rollout import rows as named
-from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
 
 # Texts of an update, their tokens, and the step size.
 TEXTS, PROMPT, NEW, STEP = 16, 4, 12, 3e-4

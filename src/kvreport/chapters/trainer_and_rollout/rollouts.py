@@ -22,9 +22,8 @@ from kvbook.exact import row_invariant
 from kvbook.measuring import choosing, rounded_caches
 from kvbook.models import corpus, loading, placement, sources
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
+from kvreport.chapters.trainer_and_rollout import TrainerAndRolloutSettings, scoring
 from kvreport.chapters.trainer_and_rollout import rows as named
-from kvreport.chapters.trainer_and_rollout import scoring
-from kvreport.chapters.trainer_and_rollout.settings import TrainerAndRolloutSettings
 from kvreport.engines import serving
 from kvreport.engines.listed import ENGINES
 

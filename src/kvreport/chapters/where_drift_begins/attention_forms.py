@@ -14,9 +14,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from kvbook.measuring import agreement
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Rows, Writer
+from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins import rows as named
 from kvreport.chapters.where_drift_begins.gemm_map import inputs
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 HEADS, HEAD_DIM, DRAWS = 4, 32, 4
 # Positions after the last key that a mask hides, as a static cache has them.

@@ -14,8 +14,8 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from kvbook import lengths
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
+from kvreport.chapters.where_drift_begins import FIELDS, WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins.rows import ALL_ROWS, FROM_DECODE, FROM_FULL, FROM_PREFILL, ONE_ROW
-from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
 class GivenCache(DynamicCache):

@@ -13,8 +13,8 @@ from transformers import Cache, PreTrainedModel
 from kvbook.measuring import agreement, replay
 from kvbook.measuring.full_and_split import states_of
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
+from kvreport.chapters.where_drift_begins import FIELDS, WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins.rows import EQUAL, FEWER
-from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 STATES, KEYS, LOGITS, OPERATIONS = "hidden states", "keys and values", "logits", "operations"
 

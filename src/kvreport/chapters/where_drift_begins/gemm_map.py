@@ -14,7 +14,7 @@ from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
 from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Rows, Writer, threads
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
+from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -21,8 +21,8 @@ from torch.backends import mkl, mkldnn
 from kvbook import UserError, progress
 from kvbook.models import loading, placement
 from kvbook.runs import Experiment, Inputs, Writer
+from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, UNREPORTED
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 # Keys that a few queries attend to; more queries attend to as many keys, causally.
 _KEYS = 64

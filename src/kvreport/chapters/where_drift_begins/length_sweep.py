@@ -10,7 +10,7 @@ from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement, full_and_split
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
-from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
+from kvreport.chapters.where_drift_begins import FIELDS, WhereDriftBeginsSettings
 
 
 def cache_equal(full: Cache, prefix: Cache) -> bool:

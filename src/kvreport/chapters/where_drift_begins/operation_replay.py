@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from kvbook import lengths
 from kvbook.measuring import full_and_split, replay
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
+from kvreport.chapters.where_drift_begins import FIELDS, WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins.rows import ALL, PREFILL, REAL, last
-from kvreport.chapters.where_drift_begins.settings import FIELDS, WhereDriftBeginsSettings
 
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) -> Rows:

@@ -24,9 +24,8 @@ from torch.nn.functional import linear
 from kvbook import UserError
 from kvbook.measuring import agreement
 from kvbook.runs import Experiment, Inputs, Rows, Writer, threads
-from kvreport.chapters.where_drift_begins import gemm_map, kernels
+from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings, gemm_map, kernels
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, MULTIPLYING, UNREPORTED, WRITTEN
-from kvreport.chapters.where_drift_begins.settings import WhereDriftBeginsSettings
 
 # A row's numbers, the large one and the one: no sum of ones moves the large one in 32 bits; in 16 a sum can be told.
 _SWALLOWING = {"float16": (2.0**15, 2.0**15, 2.0**-24)}

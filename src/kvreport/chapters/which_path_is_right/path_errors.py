@@ -21,8 +21,8 @@ from transformers import Cache, PreTrainedModel
 from kvbook.measuring import fp64_reference, in_fp64
 from kvbook.models import corpus, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
+from kvreport.chapters.which_path_is_right import WhichPathSettings
 from kvreport.chapters.which_path_is_right.rows import AS_LOADED, CACHED, CHECK, EAGER, OFF_BY_ONE
-from kvreport.chapters.which_path_is_right.settings import WhichPathSettings
 
 # Texts on which the reference is tried.
 _CHECKED = 2
