@@ -1,6 +1,7 @@
 """The cells for Colab, in a fresh kernel whose folder holds the clone, and what cards can run."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import yaml
 from kvbook import paths
 from kvbook.models import registry
 from kvreport.site import inserts, running
+
+# The cell that goes after the one with the parameters, whose defaults are a processor's.
+ON_THE_GPU = re.search(r"```text\n(import torch\n[^`]*)```", (paths.ROOT / "pages/running.md").read_text("utf-8"))[1]
 
 
 @pytest.mark.slow
@@ -28,7 +32,7 @@ def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_
         "asked = LayerDriftSettings.from_notebook(globals())\n"
         "print(asked.device, *asked.dtypes)"
     )
-    cells = [running.SETUP.format(address="https://example.org/book"), imports, parameters, running.ON_THE_GPU, told]
+    cells = [running.SETUP.format(address="https://example.org/book"), imports, parameters, ON_THE_GPU, told]
     # As a notebook runs them, without what clones and installs.
     cells = ["\n".join(line for line in cell.splitlines() if not line.startswith("!")) for cell in cells]
     (tmp_path / "cells.ipy").write_text("\n".join(cells))
@@ -51,7 +55,7 @@ def test_a_card_without_bf16_is_not_asked_for_it(monkeypatch, capability, dtypes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     cell = {"dtypes": ["float32", "bfloat16"], "dtype": "bfloat16"}
-    exec(running.ON_THE_GPU, cell)
+    exec(ON_THE_GPU, cell)
     assert (cell["device"], cell["dtypes"], cell["dtype"]) == ("cuda", dtypes, dtype)
 
 

@@ -64,7 +64,6 @@ def test_the_page_and_its_cells_for_colab_give_the_address_that_the_citation_fil
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     text, line, cells = running.install(), running.install_line(), running.colab()
     assert "!git clone -q https://github.com/somebody/book kv-cache-book" in cells
-    assert running.ON_THE_GPU in cells
     assert "rocket" in cells
     assert line == "```text\npip install 'kvbook @ git+https://github.com/somebody/book'\n```"
     assert line.splitlines()[1] in text

@@ -91,19 +91,6 @@ SETUP = """\
 import os, sys
 sys.path.insert(0, os.path.abspath("../src"))"""
 
-# Behind the cell with the parameters, whose defaults are a processor's.
-ON_THE_GPU = """\
-import torch
-device = "cuda" if torch.cuda.is_available() else "cpu"
-# A T4 has no arithmetic in bf16.
-if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
-    if "dtypes" in globals():
-        dtypes = [name for name in dtypes if name != "bfloat16"]
-    if globals().get("dtype") == "bfloat16":
-        dtype = "float16"
-"""
-
-
 # Of a book that does not know its address the reader has a checkout: its pages lie nowhere else.
 _CHECKOUT = "."
 
@@ -129,22 +116,16 @@ def install() -> str:
 
 
 def colab() -> str:
-    """Write how to run a chapter on Colab or Kaggle, as far as it is known where the book comes from."""
+    """Write how a chapter's notebook comes to Colab or Kaggle, as far as it is known where the book comes from."""
     book = checkout.of(places.ROOT)
-    address = book.repository or "ADDRESS-OF-THIS-REPOSITORY"
     known = (
         "Every chapter's page has a button with a rocket that opens its notebook there."
         if book.repository and "github.com" in book.repository
         else "This copy of the book does not know which repository it comes from, so its pages have no button for "
         "Colab; put the address in yourself."
     )
-    return (
-        f"{known}\nChoose a GPU as the runtime. Run this cell first:\n\n"
-        f"```text\n{SETUP.format(address=address)}\n```\n\n"
-        f"Run this one after the cell with the parameters:\n\n```text\n{ON_THE_GPU}```\n\n"
-        "Colab's own torch is kept if it is new enough. "
-        "Both cells are tested in a fresh process, but never ran on Colab or Kaggle."
-    )
+    cell = SETUP.format(address=book.repository or "ADDRESS-OF-THIS-REPOSITORY")
+    return f"{known}\nChoose a GPU as the runtime. Run this cell first:\n\n```text\n{cell}\n```"
 
 
 def gpu_parameters() -> str:
