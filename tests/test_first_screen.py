@@ -42,14 +42,18 @@ def test_the_lead_is_that_of_the_first_token_that_differs_on_each_side():
     assert ended[["lead", "lead_uncached"]].isna().to_numpy().tolist() == [[True, False]]
 
 
+def drawn(words: tuple[str, ...], first: float) -> str:
+    return first_screen.DRAW.text(*first_screen.answer(words, first))
+
+
 def test_a_text_marks_the_first_token_that_differs_and_nothing_where_all_are_equal():
-    assert first_screen._text(("a", " b", " c"), 1) == "a<mark> b</mark><span> c</span>"
-    assert first_screen._text(("a", " b"), 2) == "a b<mark>⟨end⟩</mark><span></span>"
-    assert first_screen._text(("a", " b"), math.inf) == "a b"
+    assert drawn(("a", " b", " c"), 1) == "a<mark> b</mark><span> c</span>"
+    assert drawn(("a", " b"), 2) == "a b<mark>⟨end⟩</mark><span></span>"
+    assert drawn(("a", " b"), math.inf) == "a b"
 
 
 def test_what_a_model_wrote_is_never_markup():
-    assert first_screen._text(("<script>", "\n", "<|im_end|>"), math.inf) == "&lt;script&gt;↵ ⟨end⟩"
+    assert drawn(("<script>", "\n", "<|im_end|>"), math.inf) == "&lt;script&gt;↵ ⟨end⟩"
 
 
 def test_the_example_is_the_first_question_whose_answers_share_some_tokens_and_then_differ(monkeypatch):

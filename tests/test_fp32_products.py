@@ -237,7 +237,7 @@ def test_without_a_compiler_a_model_has_equal_bits_however_it_is_fed(no_compiler
     assert all(found.equal_rows == found.rows for found in verify(llama, ids))
 
 
-@pytest.mark.parametrize("kind", ["cpp", "tables.yaml"])
+@pytest.mark.parametrize("kind", ["cpp", "html", "tables.yaml"])
 def test_another_kernel_or_table_makes_what_runs_on_it_another_run(tmp_path, monkeypatch, kind):
     package = tmp_path / "sample"
     package.mkdir()

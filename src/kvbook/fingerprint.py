@@ -143,8 +143,8 @@ def _source_as_it_is(path: Path, _size: int, _changed: int) -> str:
 def of_source(modules: Iterable[str]) -> str:
     """Hash the source of modules and of every module of `PACKAGES` that they import, directly or not.
 
-    Comments and docstrings do not count: a better explanation must not cost a GPU run. A file of C++ or tables beside
-    a module counts with it, as it is.
+    Comments and docstrings do not count: a better explanation must not cost a GPU run. A file of C++, markup or
+    tables beside a module counts with it, as it is.
     """
     everything = sorted(set().union(*(reached(module) for module in modules)))
     digest = hashlib.sha256()
@@ -152,6 +152,6 @@ def of_source(modules: Iterable[str]) -> str:
         if path := _file_of(module):
             about = path.stat()
             digest.update(f"{module} {_source_as_it_is(path, about.st_size, about.st_mtime_ns)}\n".encode())
-            for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".tables.yaml"))):
+            for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".html", ".tables.yaml"))):
                 digest.update(f"{beside.name} {of_file(beside)}\n".encode())
     return digest.hexdigest()

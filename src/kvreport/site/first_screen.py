@@ -1,15 +1,18 @@
 """The front page's experiment: questions answered twice, with a reused cache and without, by loop and by precision.
 
 Written from recorded rows as plain HTML: radio buttons choose what is shown by the style sheet alone, so it is complete
-without JavaScript, and without a style sheet everything stands one below the other.
+without JavaScript, and without a style sheet everything stands one below the other.  ``first_screen.html`` has the
+markup.
 """
 
 import functools
-import html
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import jinja2
 import pandas as pd
 
 from kvbook.runs import evidence
@@ -35,6 +38,8 @@ LOWEST, HIGHEST = -16, 1
 NARROW = 8
 # Words for tokens that end an answer or a line.
 _SHOWN = {"<|im_end|>": "⟨end⟩", "\n": "↵ "}
+MARKUP = Path(__file__).with_suffix(".html")
+DRAW = jinja2.Template(MARKUP.read_text("utf-8"), autoescape=True).module
 
 
 def markdown() -> str:
@@ -42,20 +47,18 @@ def markdown() -> str:
     answers = recorded()
     if not answers:
         return ""
-    panels = [_panel(loop, dtype, answers) for loop in LOOPS for dtype in answers]
-    lines = [
-        '<form class="kvbook-first-choice" aria-label="Choose how the cache is reused, and the precision">',
-        _choice("loop", "What is cached", {name: loop[0] for name, loop in LOOPS.items()}),
-        _choice("dtype", "Precision", {dtype: wording.DTYPES[dtype] for dtype in answers}),
-        "</form>", '<div aria-live="polite">', *panels, "</div>", _gauge(), f"<p>{_made_on(answers)}</p>",
+    choices = [
+        ("loop", "What is cached", {name: loop[0] for name, loop in LOOPS.items()}),
+        ("dtype", "Precision", {dtype: wording.DTYPES[dtype] for dtype in answers}),
     ]
-    return _framed(lines)
+    cases = [_case(loop, dtype, answers) for loop in LOOPS for dtype in answers]
+    return _framed(DRAW.experiment(choices, cases, _gauge(), _origin(answers)))
 
 
 def fork() -> str:
     """Write the example's two answers in the coarsest dtype."""
     answers = recorded()
-    return _framed([_panel(RIGHT, DTYPES[0], answers)]) if DTYPES[0] in answers else ""
+    return _framed(DRAW.case(**_case(RIGHT, DTYPES[0], answers))) if DTYPES[0] in answers else ""
 
 
 def leads() -> str:
@@ -66,26 +69,21 @@ def leads() -> str:
     rows = chosen(answers[DTYPES[0]][0], RIGHT)
     row = rows[rows["item"] == example(answers[DTYPES[0]][0])].iloc[0]
     place = int(row["first"])
-    steps = list(zip(row["words_uncached"], row["margins_uncached"], strict=True))[: place + 1]
-    steps.append((row["words"][place], row["margins"][place]))
-    sides = [""] * place + [" without cache", " with cache"]
-    widest = max(lead for _, lead in steps)
-    bars = [
-        f"<dt>{html.escape(word)}</dt><dd><i style=\"width: {70 * lead / widest:.1f}%\"></i>{lead:.3g}{side}</dd>"
-        for (word, lead), side in zip(steps, sides, strict=True)
-    ]
-    return _framed(['<div class="kvbook-leads"><dl>', *bars, "</dl></div>"])
+    sides = [""] * place + [" without cache"]
+    steps = list(zip(row["words_uncached"], row["margins_uncached"], sides, strict=False))
+    return _framed(DRAW.leads([*steps, (row["words"][place], row["margins"][place], " with cache")]))
 
 
 def finer() -> str:
     """Draw all answers of the right loop in each dtype, and the drift of both loops."""
     answers = recorded()
-    strips = [_strip(chosen(rows, RIGHT), dtype) for dtype, (rows, _) in answers.items()]
-    return _framed([*strips, _gauge(), f"<p>{_made_on(answers, '../')}</p>"]) if strips else ""
+    strips = [DRAW.bars(**_strip(chosen(rows, RIGHT), dtype)) for dtype, (rows, _) in answers.items()]
+    drawn = [DRAW.gauge(**_gauge()), DRAW.made_on(**_origin(answers, "../"))] if strips else []
+    return _framed(*strips, *drawn) if strips else ""
 
 
-def _framed(lines: Sequence[str]) -> str:
-    return "::::{raw} html\n" + "\n".join(['<div class="kvbook-first">', *lines, "</div>"]) + "\n::::"
+def _framed(*drawn: str) -> str:
+    return "::::{raw} html\n" + "\n".join(['<div class="kvbook-first">', *drawn, "</div>"]) + "\n::::"
 
 
 @functools.cache
@@ -121,74 +119,45 @@ def example(answers: pd.DataFrame) -> str:
     return (fitting if len(fitting) else of_right)["item"].iloc[0]
 
 
-def _choice(name: str, legend: str, answers: dict[str, str]) -> str:
-    buttons = "".join(
-        f'<label><input type="radio" name="kvbook-{name}" value="{value}"{" checked" if place == 0 else ""}> '
-        f"{html.escape(words)}</label>"
-        for place, (value, words) in enumerate(answers.items())
-    )
-    return f"<fieldset><legend>{legend}</legend>{buttons}</fieldset>"
-
-
-def _panel(loop: str, dtype: str, answers: dict[str, tuple[pd.DataFrame, Run]]) -> str:
+def _case(loop: str, dtype: str, answers: dict[str, tuple[pd.DataFrame, Run]]) -> dict[str, Any]:
     rows = chosen(answers[dtype][0], loop)
     coarsest, _ = next(iter(answers.values()))
     asked = rows[rows["item"] == example(coarsest)]
     row = (asked if len(asked) else rows).iloc[0]
-    return (
-        f'<div class="kvbook-case" data-loop="{loop}" data-dtype="{dtype}">'
-        f'<p class="kvbook-question">“{html.escape(row["item"])}”</p>'
-        f"<dl><dt>without cache</dt><dd>{_text(row['words_uncached'], row['first'])}</dd>"
-        f"<dt>with cache</dt><dd>{_text(row['words'], row['first'])}</dd></dl>"
-        f"{_strip(rows, dtype)}</div>"
-    )
+    uncached, cached = (answer(row[words], row["first"]) for words in ("words_uncached", "words"))
+    about = {"question": row["item"], "uncached": uncached, "cached": cached, "strip": _strip(rows, dtype)}
+    return {"loop": loop, "dtype": dtype} | about
 
 
-def _text(words: Sequence[str], first: float) -> str:
-    shown = [html.escape(_SHOWN.get(word, word.replace("\n", _SHOWN["\n"]))) for word in words]
-    if first == math.inf:
-        return "".join(shown)
-    place = int(first)
-    differing = shown[place] if place < len(shown) else "⟨end⟩"
-    return f"{''.join(shown[:place])}<mark>{differing}</mark><span>{''.join(shown[place + 1 :])}</span>"
+def answer(words: Sequence[str], first: float) -> tuple[list[str], int | None]:
+    """Give the words of an answer as they are shown, and the place of the first that differs, if one does."""
+    shown = [_SHOWN.get(word, word.replace("\n", _SHOWN["\n"])) for word in words]
+    return shown, None if first == math.inf else int(first)
 
 
-def _strip(rows: pd.DataFrame, dtype: str) -> str:
-    """Draw a bar a question, as high as the share of tokens before the first that differs, and count what is kept."""
+def _strip(rows: pd.DataFrame, dtype: str) -> dict[str, Any]:
+    """Count what is kept; a question's bar is as high as the share of tokens before the first that differs."""
     kept = f"{int(rows['kept'].sum())} of {len(rows)}"
     said = f"{kept} answers to our questions keep all tokens in {wording.DTYPES[dtype]}"
-    bars = []
-    for place, (first, tokens) in enumerate(zip(rows["first"], rows["tokens_uncached"], strict=True)):
-        look = "kept" if first == math.inf else "lost"
-        # What differs from the first token on still has a foot to be seen.
-        height = max(2, 20 * min(1.0, first / len(tokens)))
-        bars.append(f'<rect class="{look}" x="{6 * place}" y="{20 - height:.3g}" width="5" height="{height:.3g}"/>')
-    # Of one width for each bar, however many of 60 questions were asked.
-    size = f"0 0 {6 * max(len(rows), 60) - 1} 20"
-    strip = f'<svg class="kvbook-strip" viewBox="{size}" role="img" aria-label="{said}">{"".join(bars)}</svg>'
-    return f"{strip}<p>{said}.</p>"
+    looks = rows["first"].map(lambda place: "kept" if place == math.inf else "lost")
+    # What differs from the first token on still has a foot to be seen.
+    heights = (20 * rows["first"] / rows["tokens_uncached"].map(len)).clip(2, 20)
+    return {"said": said, "heights": list(zip(looks, heights, strict=True))}
 
 
-def _gauge() -> str:
-    """Draw the drift of each loop in each dtype on one logarithmic axis."""
+def _gauge() -> dict[str, Any]:
+    """Place the drift of each loop in each dtype on one logarithmic axis."""
     of_all = found.printed("bug_or_rounding")["bug_or_rounding"]
-    if of_all is None:
-        return ""
     of_all = of_all[(of_all["document"] == drifts.REUSE) & (of_all["model"] == of_all["model"].iloc[0])]
-    rows = []
+    gauges = []
     for loop, (words, *_, symptom, verdict, how) in LOOPS.items():
         medians = of_all[of_all["symptom"] == symptom].groupby("dtype")["drift"].median()
         there = [dtype for dtype in DTYPES if dtype in medians]
-        dots = [f'<i data-dtype="{dtype}" style="left: {_place(medians[dtype]):.1f}%"></i>' for dtype in there]
-        dots += [f'<span style="{where}">{words}</span>' for words, where in _labels(medians)]
-        values = ", ".join(f"{wording.DTYPES[dtype]} {wording.power_of_ten(medians[dtype])}" for dtype in there)
-        label = f"Drift with {words}: {values}"
-        rows.append(
-            f'<div class="kvbook-gauge" data-of="{loop}"><b>{verdict}:</b> the drift {how}'
-            f'<div role="img" aria-label="{label}">{"".join(dots)}</div></div>'
-        )
-    ticks = [f'<span style="left: {_place(10.0**p):.1f}%">10<sup>{p}</sup></span>' for p in (-15, -10, -5, 0)]
-    return f'{"".join(rows)}<div class="kvbook-axis" aria-hidden="true">{"".join(ticks)}</div>'
+        told = ", ".join(f"{wording.DTYPES[dtype]} {wording.power_of_ten(medians[dtype])}" for dtype in there)
+        about = {"loop": loop, "words": words, "verdict": verdict, "how": how, "told": told}
+        dots = [(dtype, _place(medians[dtype])) for dtype in there]
+        gauges.append(about | {"dots": dots, "labels": _labels(medians)})
+    return {"drifts": gauges, "ticks": [(power, _place(10.0**power)) for power in (-15, -10, -5, 0)]}
 
 
 def _labels(medians: pd.Series) -> list[tuple[str, str]]:
@@ -209,16 +178,10 @@ def _place(drift: float) -> float:
     return 100 * (min(max(power, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST)
 
 
-def _made_on(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> str:
-    """Name model, texts and processor, and lead to the chapter from a page that lies so far below the top."""
+def _origin(answers: dict[str, tuple[pd.DataFrame, Run]], top: str = "") -> dict[str, str]:
+    """Name model, texts and processor; the chapter lies below the page's folder, or below another `top`."""
     runs: dict[str, list[str]] = defaultdict(list)
     for dtype, (_, run) in answers.items():
         runs[processors.label([run.about["machine"]])].append(wording.DTYPES[dtype])
     where = "; ".join(f"{', '.join(dtypes)} on the {processor}" for processor, dtypes in runs.items())
-    model = next(iter(answers.values()))[1].about["models"][0]["name"]
-    return (
-        "One bar per question. Blue: all tokens are equal. Other heights: the share before the first difference. "
-        f"{html.escape(model)}, greedy; {html.escape(where)}. "
-        "Drift: difference of the logits over their spread, median over texts. "
-        f'<a href="{top}chapters/07_prompt_reuse.html">The experiment</a>'
-    )
+    return {"model": next(iter(answers.values()))[1].about["models"][0]["name"], "where": where, "top": top}
