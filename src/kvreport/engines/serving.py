@@ -127,7 +127,10 @@ def _with_architecture(folder: Path) -> Path:
 
 def command_of(name: str, **asked: Any) -> list[str]:
     """Write the command that starts an engine's server; what is asked of it is as for `Engine`."""
-    return [str(python_of(name)), *engine_of(name).command(**asked)]
+    engine = engine_of(name)
+    told = asked | {"asked": json.dumps(asked, default=str), "scripts": Path(__file__).parent}
+    words = [word.format(**told) for word in engine.command.split()]
+    return [str(python_of(name)), *words, *engine.modes.get(asked["mode"], "").split()]
 
 
 def _free_port() -> int:
