@@ -29,7 +29,7 @@ from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
 from kvbook.runs import Experiment, Inputs, Rows, Writer
 from kvreport.benchmarks import apart, switch
-from kvreport.benchmarks.results import EXPERIMENT, ONE_CALL
+from kvreport.benchmarks.results import EXPERIMENT
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row, timer
 from kvreport.chapters.layer_drift import by_layer as layer_drift
 from kvreport.chapters.static_cache import StaticCacheSettings, memory_bandwidth, one_call
@@ -131,9 +131,9 @@ def _decoding(settings: BenchSettings) -> Rows:
     yield share | {"seconds": a_step}
     if called := one_call.EXPERIMENT.run(asked):
         step_s = called.rows.pivot(index="repeat", columns="program", values="step_s")
-        ours = step_s[static_rows.ONE_CALL]
-        yield row(f"{ONE_CALL}, a token, {settings.dtype}", "generate, a token", ours, step_s[static_rows.GENERATE])
-        yield row(f"{ONE_CALL}'s share of the memory bandwidth", "a STREAM kernel", ours, step_s[static_rows.MEMORY])
+        ours, theirs, read = (step_s[of] for of in (static_rows.ONE_CALL, static_rows.GENERATE, static_rows.MEMORY))
+        yield row(f"step in one call, a token, {settings.dtype}", "generate, a token", ours, theirs)
+        yield row("step in one call's share of the memory bandwidth", "a STREAM kernel", ours, read)
 
 
 def _bandwidth(settings: BenchSettings) -> pd.DataFrame:

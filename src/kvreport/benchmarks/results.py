@@ -4,6 +4,7 @@ And what `kvbook bench --growth` gave: exponents, and what larger work would tak
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 
 from kvbook import paths
 from kvbook.runs import records
+from kvbook.settings import read_yaml
 from kvreport.publishing import processors
 
 EXPERIMENT, GROWTH = "bench", "growth"
@@ -29,30 +31,7 @@ class Target(NamedTuple):
     column: str = "inverse"
 
 
-# The most of stock's time that row-invariant arithmetic should take.
-_AT_MOST = {
-    "decode step, bfloat16": "1.05", "prefill of 512 tokens, bfloat16": "1.05",
-    "decode step, float32": "1.00", "prefill of 512 tokens, float32": "1.00",
-    "decode step, sliding window, bfloat16": "1.05", "decode step, mixture of experts, bfloat16": "1.10",
-    "decode step behind 8,191 tokens, bfloat16": "1.05", "decode step behind 8,191 tokens, float32": "1.00",
-}
-_DECODING = "static cache, one-row step on large pages, compiled, a token, bfloat16"
-ONE_CALL = "step in one call"
-TARGETS = (
-    Target(f"{ONE_CALL}, a token, bfloat16", "3.5 times `generate` or more", 3.5, "ratio"),
-    Target(f"{ONE_CALL}'s share of the memory bandwidth", "0.8 of a STREAM kernel or more", 0.8, "ratio"),
-    Target(_DECODING, "3.5 times `generate` or more", 3.5, "ratio"),
-    Target("its share of the memory bandwidth", "0.8 of a STREAM kernel or more", 0.8, "ratio"),
-    *(Target(f"row-invariant {what}", f"{most} of stock's time or less", float(most))
-      for what, most in _AT_MOST.items()),
-    *(Target(f"row-invariant prefill of 512 tokens, {dtype}: peak of memory", "1.02 of stock's or less", 1.02)
-      for dtype in ("bfloat16", "float32")),
-    Target("all statistics of a prediction, a text of 128 tokens, bfloat16", "1.2 times the two passes or less", 1.2),
-    Target("kvbook check of the 135 M model, imports included", "8 s or less", 8, "seconds"),
-    Target("book, nothing to do (default)", "3 s or less", 3, "seconds"),
-    Target("book from nothing (default)", "5 minutes or less", 300, "seconds"),
-    Target("make test, installed", "10 minutes or less", 600, "seconds"),
-)
+TARGETS = tuple(Target(**one) for one in read_yaml(Path(__file__).with_suffix(".tables.yaml")))
 
 
 def latest(experiment: str = EXPERIMENT) -> dict[str, records.Run]:
