@@ -123,7 +123,7 @@ def test_threads_are_chosen_before_torch_begins_and_never_against_the_user(monke
 
 
 def test_the_time_left_follows_from_the_share_that_is_done():
-    work = progress.Work(200, "check")
+    work = progress.TimeLeft(200, "check")
     assert work.line(5) == "check"
     work.advance(50)
     assert work.line(5) == "check: 25%, about 15 s left"
@@ -132,8 +132,8 @@ def test_the_time_left_follows_from_the_share_that_is_done():
 
 
 def test_all_of_the_work_is_counted_and_no_more(llama_folder, text_folder, monkeypatch):
-    made, stock = [], progress.Work
-    monkeypatch.setattr(progress, "Work", lambda *given: made.append(stock(*given)) or made[-1])
+    made, stock = [], progress.TimeLeft
+    monkeypatch.setattr(progress, "TimeLeft", lambda *given: made.append(stock(*given)) or made[-1])
     check.check(asked(llama_folder, text_folder))
     assert made[0].done == pytest.approx(made[0].total, rel=0.05)
 

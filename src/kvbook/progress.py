@@ -55,8 +55,8 @@ def track(iterable: Iterable[T], total: int | None = None, label: str = "") -> I
             _say(" · ".join(_running))
 
 
-class Work:
-    """Work of a known amount, done in pieces of different size, with the time that is left.
+class TimeLeft:
+    """The time left of work of a known amount that is done in pieces of different size.
 
     Parameters
     ----------

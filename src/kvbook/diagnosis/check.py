@@ -93,7 +93,7 @@ class _Measured:
         elif self.identity["parameters"] > layerwise.LARGE:
             self._announce(wanted)
         self.paths, self.too_far = thorough.paths_of(self.config, limit) if settings.thorough else ({}, [])
-        self.work = progress.Work(self._amount(self.planned[:wanted]), "check")
+        self.work = progress.TimeLeft(self._amount(self.planned[:wanted]), "check")
         self.open, self.rows, self.again, self.deep, self.moves = self.paths, [], [], [], []
         self.use_cache, self.experts_apart, self.on_cpu, self.wrong_pass = None, False, False, None
 
@@ -141,7 +141,8 @@ class _Measured:
             self.rows += found
         if self.open and len({row["dtype"] for row in self.deep}) < _ENOUGH:
             ids = [token for text in self.texts for token in text.ids]
-            work = progress.Work(sum(path.n_tokens for path in self.open.values()), f"check, other paths in {dtype}")
+            n_tokens = sum(path.n_tokens for path in self.open.values())
+            work = progress.TimeLeft(n_tokens, f"check, other paths in {dtype}")
             self.deep += thorough.rows_of(model, dtype, ids, self.open, work.advance)
             self.open = thorough.still_open(self.open, self.deep)
         finding = worst(by_way(pd.DataFrame(self.rows), asked.seed))[1]

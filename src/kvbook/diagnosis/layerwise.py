@@ -343,7 +343,7 @@ class LittleMemory:
             # Switched off: the check will ask what the cache would have done, and all weights are read once for both.
             called = ({}, {"use_cache": True})
         sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in one.parts.items()}
-        work = progress.Work(sum(sizes.values()), "check, layer by layer")
+        work = progress.TimeLeft(sum(sizes.values()), "check, layer by layer")
         about = [self._asked.model_dump(), self._files, self.dtypes, called, [text.ids for text in self._texts]]
         named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
         kept = kept_calls.KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")

@@ -10,8 +10,8 @@ named by the module that was running.
 Example
 -------
 >>> full, cache = record(model, ids)
->>> verdicts = replay_last(model, ids, full, cache, rows=1)
->>> [verdict.call.operation for verdict in verdicts if verdict.differing][0]
+>>> replayed = replay_last(model, ids, full, cache, rows=1)
+>>> [one.call.operation for one in replayed if one.differing][0]
 'self_attn.q_proj'
 """
 
@@ -75,7 +75,7 @@ class Call(NamedTuple):
     inputs: list[torch.Tensor]
 
 
-class Verdict(NamedTuple):
+class Replayed(NamedTuple):
     """What one operation computes for the rows of a smaller pass, against the full pass's.
 
     Attributes
@@ -218,9 +218,9 @@ def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor
 def _replayed(
     model: PreTrainedModel, ids: torch.Tensor, full: Mapping[Key, Call], first: bool, cache: Cache | None = None,
     corrected: bool = True,
-) -> list[Verdict]:
+) -> list[Replayed]:
     """Run the first or the last rows of the full pass and compare every operation with it."""
-    verdicts = []
+    replayed = []
 
     def compare(key: Key, inputs: list[torch.Tensor], output: torch.Tensor) -> None:
         call = full.get(key)
@@ -233,18 +233,18 @@ def _replayed(
         # A mask may be there in one pass and not in the other; it is no row of the operation.
         pairs = ((rows_of(whole, given, first), given) for whole, given in zip(call.inputs, inputs, strict=False))
         equal = all(rows is not None and agreement.bits_equal(rows, given).all() for rows, given in pairs)
-        verdicts.append(Verdict(call, equal, differing, output.numel(), relative))
+        replayed.append(Replayed(call, equal, differing, output.numel(), relative))
         if corrected:
             output.copy_(expected)
 
     with _watched(model, compare):
         model(ids, past_key_values=cache, use_cache=True)
-    return verdicts
+    return replayed
 
 
 def replay_last(
     model: PreTrainedModel, ids: torch.Tensor, full: Mapping[Key, Call], cache: Cache, rows: int, corrected: bool = True
-) -> list[Verdict]:
+) -> list[Replayed]:
     """Run the last rows on top of a cache and compare every operation with the full pass."""
     prefix = ids.shape[1] - rows
     held = copy.deepcopy(cache)
@@ -252,7 +252,7 @@ def replay_last(
     return _replayed(model, ids[:, prefix:], full, False, held, corrected)
 
 
-def replay_first(model: PreTrainedModel, ids: torch.Tensor, full: Mapping[Key, Call], rows: int) -> list[Verdict]:
+def replay_first(model: PreTrainedModel, ids: torch.Tensor, full: Mapping[Key, Call], rows: int) -> list[Replayed]:
     """Run the first rows alone, as a prefill of a shorter text does, and compare every operation with the full pass."""
     return _replayed(model, ids[:, :rows], full, first=True)
 

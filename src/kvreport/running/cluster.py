@@ -38,7 +38,7 @@ _FILES = ("rows.csv", "run.json")
 
 
 @dataclass
-class Outcome:
+class Swept:
     """How many cells are finished, how many of those were made now, and a line for each that failed."""
 
     finished: int = 0
@@ -182,7 +182,7 @@ def _slurm_cluster(options_file: Path, gpu: bool, **more: Any) -> tuple[Any, int
 def sweep(
     cells: list[Cell], scheduler: str | None = None, slurm: Path | None = None, workers: int | None = None,
     threads: int = 1, gpus: int = 1,
-) -> Outcome:
+) -> Swept:
     """Run the cells of a sweep where it is asked for."""
     needs_gpu = any(cell.on_gpu for cell in cells)
     if scheduler:
@@ -204,7 +204,7 @@ def sweep(
         raise UserError("interrupted; what was finished is kept, and the same sweep goes on from there") from None
 
 
-def run(client: Client, cells: list[Cell]) -> Outcome:
+def run(client: Client, cells: list[Cell]) -> Swept:
     """Run the cells of a sweep, and say how far."""
     futures = {
         client.submit(
@@ -216,26 +216,26 @@ def run(client: Client, cells: list[Cell]) -> Outcome:
         ): cell
         for cell in cells
     }
-    outcome = Outcome()
+    swept = Swept()
     with Screen().job("sweep") as job:
         while futures:
             with contextlib.suppress(TimeoutError):
                 wait(list(futures), timeout=5, return_when="FIRST_COMPLETED")
             for future in [future for future in futures if future.done()]:
-                _settle(futures.pop(future), future, outcome)
+                _settle(futures.pop(future), future, swept)
             running = "; ".join(key.partition("|")[0] for keys in client.processing().values() for key in keys)
-            job.said = f"{len(cells) - len(futures)}/{len(cells)} cells, {len(outcome.failures)} failed: {running}"
-    return outcome
+            job.said = f"{len(cells) - len(futures)}/{len(cells)} cells, {len(swept.failures)} failed: {running}"
+    return swept
 
 
-def _settle(cell: Cell, future: Future, outcome: Outcome) -> None:
+def _settle(cell: Cell, future: Future, swept: Swept) -> None:
     error = future.exception()
     result = {} if error else future.result()
     if error or "error" in result:
         why = result.get("error") or f"{type(error).__name__}: {error}"
-        outcome.failures[cell.label] = " ".join(why.split())
+        swept.failures[cell.label] = " ".join(why.split())
         return
     if result["files"]:
         _keep(cell.experiment, result["name"], result["files"])
-    outcome.finished += 1
-    outcome.made += result["made"]
+    swept.finished += 1
+    swept.made += result["made"]

@@ -28,11 +28,11 @@ def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) ->
     yield from rows_of(REAL, 1, replay.replay_last(model, ids, full, prefix, 1, corrected=False))
 
 
-def rows_of(name: str, rows: int, verdicts: list[replay.Verdict]) -> Rows:
+def rows_of(name: str, rows: int, replayed: list[replay.Replayed]) -> Rows:
     """Add up the calls of each operation within each layer."""
-    groups: dict[tuple[int | None, str], list[replay.Verdict]] = {}
-    for verdict in verdicts:
-        groups.setdefault((verdict.call.layer, verdict.call.operation), []).append(verdict)
+    groups: dict[tuple[int | None, str], list[replay.Replayed]] = {}
+    for one in replayed:
+        groups.setdefault((one.call.layer, one.call.operation), []).append(one)
     for (layer, operation), calls in groups.items():
         first, differing = calls[0].call, [one.call.order for one in calls if one.differing]
         yield {
