@@ -15,60 +15,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from kvbook import garbage
 
 REST = "the rest"
-
-
-class Parts(NamedTuple):
-    """Modules that a command imports, in this order, and functions that it calls; time counts to the innermost.
-
-    `first` is what it calls before any of these imports, if anything.
-    """
-
-    imports: dict[str, tuple[str, ...]]
-    calls: dict[str, str]
-    first: str = ""
-
-
-COMMANDS = {
-    "check": Parts(
-        {
-            "torch and transformers imported": ("torch", "transformers.models.llama.modeling_llama"),
-            "further imports": ("kvbook.diagnosis.check",),
-        },
-        {
-            "configuration": "kvbook.models.loading:describe", "tokenizer": "kvbook.models.loading:tokenizer",
-            "texts": "kvbook.diagnosis.check:samples_of", "weights": "kvbook.models.loading:load",
-            "passes": "kvbook.diagnosis.check:_Measured._rows_of", "judging": "kvbook.diagnosis.check:_Measured.judged",
-        },
-        "kvbook.diagnosis.cores:settle",
-    ),
-    "build": Parts(
-        {
-            "imports": ("kvreport.site.build", "kvreport.site.executed"),
-            "Jupyter Book and Sphinx imported": ("jupyter_book.cli.main", "jupyter_book.sphinx", "sphinx.application"),
-        },
-        {
-            "whether chapters are stale": "kvreport.running.execution:bring_up_to_date",
-            "Sphinx's extensions imported": "sphinx.application:Sphinx.__init__",
-            "citations": "kvreport.site.executed:write_citations",
-            "whether pages have changed": "kvreport.site.executed:read_again_what_was_run_again",
-            "figures numbered": "sphinx.environment.collectors.toctree:TocTreeCollector.assign_figure_numbers",
-            "pages written, and all else of Sphinx": "sphinx.application:Sphinx.build",
-        },
-    ),
-}
+# The parts by command.
+TABLE = Path(__file__).with_suffix(".tables.yaml")
 
 
 def timed(command: list[str], **options: Any) -> tuple[dict[str, float], subprocess.CompletedProcess]:
-    """Run one of `COMMANDS`; return the seconds of its parts, which add up to the whole, and how it ended."""
+    """Run a command of the table; return the seconds of its parts, which add up to the whole, and how it ended."""
+    # Here alone: in the command's own process it would be imported in the time of the rest.
+    from kvbook.settings import read_yaml
+
+    parts = json.dumps(read_yaml(TABLE)[command[0]])
     with tempfile.TemporaryDirectory(prefix="kvbook-apart-") as scratch:
         written, start = Path(scratch) / "seconds.json", time.perf_counter()
-        called = [sys.executable, "-m", "kvreport.benchmarks.apart", str(written), *command]
+        called = [sys.executable, "-m", "kvreport.benchmarks.apart", str(written), parts, *command]
         done = subprocess.run(called, check=False, **options)
         whole = time.perf_counter() - start
         seconds = json.loads(written.read_text("utf-8")) if written.is_file() else {}
@@ -108,13 +73,13 @@ def of_calls(parts: dict[str, str]) -> AbstractContextManager[dict[str, float]]:
     return counted((part, pkgutil.resolve_name(owner), name) for part, (owner, _, name) in named.items())
 
 
-def main(written: str, *command: str) -> None:
+def main(written: str, table: str, *command: str) -> None:
     """Run a command in this process, and write the seconds of its parts to a file."""
-    parts, seconds = COMMANDS[command[0]], {}
+    parts, seconds = json.loads(table), {}
     garbage.look_less_often()
-    if parts.first:
-        pkgutil.resolve_name(parts.first)()
-    for part, modules in parts.imports.items():
+    if "first" in parts:
+        pkgutil.resolve_name(parts["first"])()
+    for part, modules in parts["imports"].items():
         start = time.perf_counter()
         for module in modules:
             importlib.import_module(module)
@@ -123,7 +88,7 @@ def main(written: str, *command: str) -> None:
 
     sys.argv = ["kvbook", *command]
     try:
-        with of_calls(parts.calls) as taken:
+        with of_calls(parts["calls"]) as taken:
             program.main()
     finally:
         Path(written).write_text(json.dumps(seconds | taken), "utf-8")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from kvbook import progress
 from kvbook.measuring import memory, timing
 from kvbook.runs import Row, Rows
+from kvbook.settings import read_yaml
 from kvreport.benchmarks import budget
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row
 from kvreport.chapters.exact_caches import ExactCachesSettings, cost, paths
@@ -21,18 +23,8 @@ _PREFILLED = 512
 _LENGTHS = (2048, 8191)
 # Decode steps that are taken apart.
 _STEPS = 16
-# Beyond the window, and with fewer experts chosen than there are; about a hundred million parameters each.
-_SHARED: dict[str, Any] = {"vocab_size": 32000, "num_key_value_heads": 4, "tie_word_embeddings": True}
-_BEYOND = {
-    "sliding window": _SHARED | {
-        "model_type": "mistral", "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
-        "num_attention_heads": 12, "sliding_window": 64,
-    },
-    "mixture of experts": _SHARED | {
-        "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 896, "num_hidden_layers": 8,
-        "num_attention_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-    },
-}
+# Shapes with other forms of attention and of layers.
+_BEYOND = read_yaml(Path(__file__).with_suffix(".tables.yaml"))
 
 
 def at_one_length(settings: BenchSettings) -> Rows:
@@ -114,7 +106,7 @@ def taken_apart(settings: BenchSettings) -> Rows:
     yield from _apart(settings, f"decode step, {settings.dtype}", model, partial(_steps, model, ids), _STEPS)
     for name in _BEYOND:
         model, what = _shaped(settings, name), f"decode step, {name}, {settings.dtype}"
-        yield from _apart(settings, what, model, partial(_steps, model, ids % _SHARED["vocab_size"]), _STEPS)
+        yield from _apart(settings, what, model, partial(_steps, model, ids % model.config.vocab_size), _STEPS)
     model, ids = random_model(settings, _PREFILLED, dtype="float32")
     prefill = partial(model, ids, use_cache=True, logits_to_keep=1)
     yield from _apart(settings, f"prefill of {_PREFILLED} tokens, float32", model, lambda: prefill)
