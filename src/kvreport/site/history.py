@@ -95,8 +95,8 @@ def recall(fault: Mapping[str, Any], cells: pd.DataFrame) -> str:
     """Say whether the atlas found a dated fault, or why not."""
     if fault["path"] not in JUDGED:
         return "missed: the atlas has no such path"
-    here = cells[(cells["architecture"] == fault["architecture"]) & (cells["path"] == fault["path"])]
-    found = dict(zip(here["release"], here["outcome"], strict=True))
+    here = cells[cells["architecture"] == fault["architecture"]]
+    found = here[here["path"] == fault["path"]].set_index("release")["outcome"]
     told = {release: found.get(release, NOT_MEASURED) for release in (fault["has"], fault["without"]) if release}
     if missing := [release for release, outcome in told.items() if outcome == NOT_MEASURED]:
         return f"not measured yet in {' and '.join(missing)}"
@@ -166,12 +166,12 @@ def counts(cells: pd.DataFrame) -> pd.DataFrame:
 
 def stories(cells: pd.DataFrame) -> pd.DataFrame:
     """Tell of each architecture in a sentence from which release to which it was wrong, and on which paths."""
-    threads = pd.concat([pd.DataFrame(dated()), wrong(cells)]).explode("threads").dropna(subset="threads")
-    told = []
+    found = pd.concat([pd.DataFrame(dated()), wrong(cells)]).explode("threads").dropna(subset="threads")
+    threads, told = found.groupby(_CELL)["threads"].agg(set).to_dict(), []
     for (name, begun, to, without), of in spans(cells).groupby(["architecture", "from", "to", "without"], sort=False):
         said = f"in {begun}" if begun == to else f"from {begun} to {to}"
         later = "not fixed yet" if to == cells["release"].iloc[-1] else "not measured later"
-        numbers = sorted(set(threads.merge(of, on=_CELL)["threads"]))
+        numbers = sorted(set().union(*(threads.get((name, path), ()) for path in of["path"])))
         end = (f"sound in {without}" if without else later) + (f" ({_threads(numbers)})" if numbers else "")
         told.append({"architecture": name, "story": f"wrong {said} on {', '.join(of['path'])}; {end}"})
     return pd.DataFrame(told).groupby("architecture", sort=False).agg(". ".join).reset_index()
