@@ -124,25 +124,19 @@ def _guarded(stock, self, recurrent_states: torch.Tensor, state_idx: int = 0, **
     return stock(self, recurrent_states, state_idx=state_idx, **options)
 
 
-class _FromNothing:
-    """A cache whose linear attention begins with zeros, where the class would take another formula for no state."""
-
-    def __init__(self, cache, zeros: torch.Tensor):
-        self._cache, self._zeros = cache, zeros
-
-    def get_linear_cache(self, layer: int) -> torch.Tensor:
-        found = None if self._cache is None else self._cache.get_linear_cache(layer)
-        return self._zeros if found is None else found
-
-    def set_linear_cache(self, layer: int, state: torch.Tensor) -> None:
-        if self._cache is not None:
-            self._cache.set_linear_cache(layer, state)
+_NO_CACHE = SimpleNamespace(get_linear_cache=lambda _layer: None, set_linear_cache=lambda _layer, _state: None)
 
 
 def _token_by_token(stock, self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **more):
-    shape = (len(hidden_states), self.num_attention_heads, self.head_dim, self.head_dim)
-    cache = _FromNothing(past_key_values, hidden_states.new_zeros(shape))
-    return stock(self, hidden_states, position_embeddings, attention_mask, past_key_values=cache, **more)
+    """Begin linear attention with zeros, where the class would take another formula for no state."""
+    cache = _NO_CACHE if past_key_values is None else past_key_values
+
+    def held(layer: int) -> torch.Tensor:
+        shape = (len(hidden_states), self.num_attention_heads, self.head_dim, self.head_dim)
+        return hidden_states.new_zeros(shape) if (found := cache.get_linear_cache(layer)) is None else found
+
+    from_zeros = SimpleNamespace(get_linear_cache=held, set_linear_cache=cache.set_linear_cache)
+    return stock(self, hidden_states, position_embeddings, attention_mask, past_key_values=from_zeros, **more)
 
 
 # A cache that hands back what it is given, in the dtype that a cache would have been given it in.
@@ -154,16 +148,6 @@ def _as_with_a_cache(stock, self, hidden_states, layer_past=None, *arguments, **
     return stock(self, hidden_states, _AS_GIVEN if layer_past is None else layer_past, *arguments, **options)
 
 
-def _bias(position_bias: torch.Tensor, seq_len: int, past: object, layer: int) -> torch.Tensor:
-    """Write the bias out for every query and key."""
-    held = 0 if past is None else int(past.get_seq_length(layer))
-    keys = seq_len if past is None else past.get_mask_sizes(seq_len, layer)[0]
-    # The last entry but one is minus the slope times one.
-    slopes = -position_bias[:, :, -2:-1]
-    query = torch.arange(held, held + seq_len, device=position_bias.device)[:, None]
-    return slopes * (torch.arange(keys, device=position_bias.device) - query).to(position_bias.dtype)
-
-
 def _relative_to_the_query(
     stock, self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **more
 ):
@@ -173,8 +157,13 @@ def _relative_to_the_query(
     again.  It does, but for rounding: the score that the bias is added to is rounded at another size for every number
     of keys.
     """
-    bias = _bias(position_bias, hidden_states.shape[1], past_key_values, self.layer_idx)
-    return stock(self, hidden_states, bias, past_key_values, attention_mask, **more)
+    length, layer, past, place = hidden_states.shape[1], self.layer_idx, past_key_values, position_bias.device
+    held = 0 if past is None else int(past.get_seq_length(layer))
+    keys = length if past is None else past.get_mask_sizes(length, layer)[0]
+    query = torch.arange(held, held + length, device=place)[:, None]
+    # The last entry but one is minus the slope times one.
+    bias = -position_bias[:, :, -2:-1] * (torch.arange(keys, device=place) - query).to(position_bias.dtype)
+    return stock(self, hidden_states, bias, past, attention_mask, **more)
 
 
 # What takes the place of a class's forward.
@@ -213,32 +202,26 @@ def _replacements(module: ModuleType) -> Iterator[tuple[object, str, Callable[..
         yield held[kind], "forward", _in_place_of(held[kind].forward, _WRAPPED[kind])
 
 
-class _Replaced(MetaPathFinder):
-    """What was replaced, to be put back; and, as modules are imported meanwhile, what they bring."""
+class _Replaced(contextlib.ExitStack, MetaPathFinder):
+    """Puts back at its end what was replaced; what modules bring that are imported meanwhile is replaced too."""
 
     def __init__(self) -> None:
-        self._changes = contextlib.ExitStack()
+        super().__init__()
         # What was in the place of what is there now.
         self._stock: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._on = True
 
     def put(self, place: object, name: str, function: Callable[..., Any]) -> None:
         held = getattr(place, name)
         if held in self._stock:
             # Imported from a module where it is replaced already, or the same class once more.
-            self._changes.callback(setattr, place, name, self._stock[held])
+            self.callback(setattr, place, name, self._stock[held])
         else:
             self._stock[function] = held
-            self._changes.enter_context(patch.object(place, name, function))
+            self.enter_context(patch.object(place, name, function))
 
     def put_into(self, module: ModuleType) -> None:
-        if self._on:
-            for replacement in list(_replacements(module)):
-                self.put(*replacement)
-
-    def restore(self) -> None:
-        self._on = False
-        self._changes.close()
+        for replacement in list(_replacements(module)):
+            self.put(*replacement)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Find a module of transformers as Python does, and replace in it what is known once it has been executed."""
@@ -249,7 +232,9 @@ class _Replaced(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self.put_into(module)
+            # What was found before the end may be executed after it.
+            if self in sys.meta_path:
+                self.put_into(module)
 
         spec.loader.exec_module = exec_module
         return spec
@@ -258,8 +243,7 @@ class _Replaced(MetaPathFinder):
 @contextlib.contextmanager
 def token_by_token() -> Iterator[None]:
     """Read texts with the formula of a decode step, in transformers' classes, also in those imported meanwhile."""
-    changed = _Replaced()
-    try:
+    with _Replaced() as changed:
         # Older releases have no such class; there the switch is refused, unless it is asked for untried.
         if layer := getattr(cache_utils, "LinearAttentionLayer", None):
             changed.put(layer, "update_recurrent_state", _in_place_of(layer.update_recurrent_state, _guarded))
@@ -267,8 +251,5 @@ def token_by_token() -> Iterator[None]:
             if _is_modeling(name):
                 changed.put_into(module)
         sys.meta_path.insert(0, changed)
+        changed.callback(sys.meta_path.remove, changed)
         yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(changed)
-        changed.restore()
