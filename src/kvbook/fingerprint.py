@@ -117,20 +117,13 @@ def _read_before() -> dict[str, _Source]:
 def _parsed(source: str) -> _Source:
     tree = ast.parse(source)
     imports: list[tuple[int, str, list[str]]] = []
-    # Statements alone: expressions, which are most of a tree, hold no import and no docstring.
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports.append((0, "", [alias.name for alias in node.names]))
         elif isinstance(node, ast.ImportFrom):
             imports.append((node.level, node.module or "", [alias.name for alias in node.names]))
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
-            inner = getattr(node, field, None)
-            # A conditional expression and a lambda have a body too: one expression, no list.
-            waiting += inner if isinstance(inner, list) else []
     # No comments, no docstrings, no layout.
     return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
 
