@@ -128,11 +128,6 @@ class Settings(Strict, protected_namespaces=()):
         return cls.checked(**values)
 
 
-def numbers(value: Any) -> Any:
-    """Split a string into whole numbers."""
-    return [int(part) for part in several(value)] if isinstance(value, str) else value
-
-
 def text_length(at_least: int) -> Any:
     """Make the type of a text's length: a number of tokens, or a range as text from which each text draws its own."""
     return Annotated[lengths.Length, BeforeValidator(lambda value: lengths.parsed(value, at_least))]
@@ -140,7 +135,7 @@ def text_length(at_least: int) -> Any:
 
 def counts(least: int) -> Any:
     """Make the type of one or several numbers of something."""
-    return Annotated[tuple[at_least(least), ...], BeforeValidator(numbers), Field(min_length=1)]
+    return some(at_least(least))
 
 
 Counts = counts(1)

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from kvbook.settings import Count, SmallDType, TextSettings, at_least, numbers, several, some
+from kvbook.settings import Count, SmallDType, TextSettings, at_least, several, some
 
 _Long = at_least(16)
 
@@ -42,6 +42,6 @@ class DoesItMatterSettings(TextSettings):
     dtypes: some(SmallDType) = ("float32", "bfloat16")
     greedy_only: Annotated[tuple[SmallDType, ...], BeforeValidator(several)] = ()
     n_long: Count = 3
-    text_lengths: Annotated[tuple[_Long, ...], BeforeValidator(numbers), Field(min_length=1)] = (256,)
+    text_lengths: some(_Long) = (256,)
     n_fit: at_least(2) = 24
     n_usage: Count = 2

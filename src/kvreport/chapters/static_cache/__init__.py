@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from kvbook.settings import Count, DTypeName, Settings, Text, Weights, at_least, numbers
+from kvbook.settings import Count, DTypeName, Settings, Text, Weights, at_least, several
 
 # The settings on which the rows depend of all experiments on the timed model.
 FIELDS = frozenset({"model", "weights", "dtype", "device", "seed"})
@@ -41,7 +41,7 @@ class StaticCacheSettings(Settings):
     n_repeats: Count = 2
     scope: Literal["layer", "model"] = "layer"
     prompt: Text = "The theory of special relativity states "
-    contexts: Annotated[tuple[at_least(2), ...], BeforeValidator(numbers)] = ()
+    contexts: Annotated[tuple[at_least(2), ...], BeforeValidator(several)] = ()
     text_model: Text = "smollm2"
 
 
