@@ -20,13 +20,12 @@ from kvbook.older import TRIED
 
 # Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
 # quotients are rounded correctly wherever an element lies and need no help.
-_POINTWISE = (
+_POINTWISE = tuple(f"aten::{name}" for name in (
     "celu", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "hardswish", "leaky_relu", "lgamma",
     "log", "log10", "log1p", "log2", "log_sigmoid", "logit", "mish", "pow.Tensor_Scalar", "reciprocal", "rsqrt",
     "selu", "sigmoid", "silu", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
     "softplus", "sqrt", "tanh",
-)
-_POINTWISE_NAMES = frozenset(f"aten::{name}" for name in _POINTWISE)
+))
 
 # What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
 # are what a compiler calls past the replacement.
@@ -141,20 +140,22 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 _exists = torch._C._dispatch_has_kernel_for_dispatch_key
 # What `base` must hold before it is replaced, or refused.
 _STOCK = ("aten::mm", "aten::addmm", "aten::bmm", "aten::exp", "aten::log", "aten::topk", "aten::_softmax")
-PARTS = ("products", "attention", "functions")
-_PRODUCTS: dict[str, Callable[..., object]] = {
-    "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
-    "aten::matmul": _matmul, "aten::_grouped_mm": experts.grouped_product,
-    "aten::convolution": convolutions.convolution,
+# What takes an operator's place, by part.
+_OURS: dict[str, dict[str, Callable[..., object]]] = {
+    "products": {
+        "aten::mm": _mm, "aten::addmm": _addmm, "aten::bmm": _bmm, "aten::baddbmm": _baddbmm, "aten::linear": _linear,
+        "aten::matmul": _matmul, "aten::_grouped_mm": experts.grouped_product,
+        "aten::convolution": convolutions.convolution,
+    },
+    "attention": {"aten::_softmax": _softmax, "aten::scaled_dot_product_attention": attention.attend},
+    "functions": {
+        "aten::logsumexp": pointwise.logsumexp, "aten::linalg_vector_norm": sums.vector_norm,
+        "aten::topk": experts.topk,
+    },
 }
-_ATTENDS: dict[str, Callable[..., object]] = {
-    "aten::_softmax": _softmax, "aten::scaled_dot_product_attention": attention.attend,
-}
-_FUNCTIONS: dict[str, Callable[..., object]] = {
-    "aten::logsumexp": pointwise.logsumexp, "aten::linalg_vector_norm": sums.vector_norm, "aten::topk": experts.topk,
-}
+PARTS = tuple(_OURS)
 # On a GPU alone: there a sum is shared out among more threads the fewer rows there are.
-_SUMS: dict[str, Callable[..., object]] = {"aten::mean.dim": sums.mean, "aten::sum.dim_IntList": sums.total}
+_SUMS = {"CPU": {}, "CUDA": {"aten::mean.dim": sums.mean, "aten::sum.dim_IntList": sums.total}}
 
 
 @functools.lru_cache(maxsize=4)
@@ -163,35 +164,31 @@ def _replacements(key: str, names: frozenset[str]) -> dict[str, dict[str, Callab
 
     Once for all operators that there are: a library that is imported later brings more.
     """
-    for name in (*_STOCK, attention_kernel.KERNELS[key]):
+    for name in (*_STOCK, attention_kernel.KERNELS[key], *_SUMS[key]):
         base(name, key)
-    products, attends, functions = dict(_PRODUCTS), dict(_ATTENDS), dict(_FUNCTIONS)
-    if key == "CPU":
-        for name in (name for name in _POINTWISE if f"aten::{name}" in names and _exists(f"aten::{name}", key)):
-            plain, _, overload = name.partition(".")
-            functions[f"aten::{name}"] = pointwise.pointwise(f"aten::{name}")
-            variant = f"aten::{plain}_" + (".Scalar" if overload else "")
-            if variant in names and _exists(variant, key):
-                functions[variant] = pointwise.in_place(functions[f"aten::{name}"])
-    else:
-        functions |= _SUMS
-        for name in _SUMS:
-            base(name, key)
+    tables = {part: dict(table) for part, table in _OURS.items()}
+    functions = tables["functions"]
+    functions |= _SUMS[key]
+    for name in (name for name in _POINTWISE if key == "CPU" and name in names and _exists(name, key)):
+        plain, _, overload = name.partition(".")
+        functions[name] = pointwise.pointwise(name)
+        variant = f"{plain}_" + (".Scalar" if overload else "")
+        if variant in names and _exists(variant, key):
+            functions[variant] = pointwise.in_place(functions[name])
     # Some, such as a matrix times a vector, have one kernel for all devices.
-    refused = {
-        name: Refusal(name) for name in names - products.keys() - attends.keys() - functions.keys()
+    return tables | {"refused": {
+        name: Refusal(name) for name in names.difference(*tables.values())
         if any(pattern.match(name) for pattern in _PATTERNS[key])
         and (_exists(name, key) or _exists(name, "CompositeExplicitAutograd"))
-    }
-    return {"products": products, "attention": attends, "functions": functions, "refused": refused}
+    }}
 
 
 def part_of(operator: str, key: str) -> str | None:
     """Name the part that takes an operator's place, or ``refused``; None where torch's own stays."""
-    tables = zip(PARTS, (_PRODUCTS, _ATTENDS, _FUNCTIONS | (_SUMS if key == "CUDA" else {})), strict=True)
-    if found := next((part for part, table in tables if operator in table), None):
+    if found := next((part for part, table in _OURS.items() if operator in table), None):
         return found
-    if key == "CPU" and operator.replace("_.Scalar", ".Tensor_Scalar").removesuffix("_") in _POINTWISE_NAMES:
+    element = key == "CPU" and operator.replace("_.Scalar", ".Tensor_Scalar").removesuffix("_") in _POINTWISE
+    if element or operator in _SUMS[key]:
         return "functions"
     return "refused" if any(pattern.match(operator) for pattern in _PATTERNS[key]) else None
 
