@@ -215,7 +215,7 @@ def test_the_comparison_of_kernels_sees_another_order_of_addition_in_16_bits_and
         halves = in_turn(x[:, :288], weight[:288]) + in_turn(x[:, 288:], weight[288:])
         return (halves.to(dtype) != in_turn(x, weight).to(dtype)).float().mean().item()
 
-    assert differing(*rows._telling(16, torch.empty(576, 192, dtype=dtype), None)[:2]) > 0.5
+    assert differing(*next(rows._tellings(16, torch.empty(576, 192, dtype=dtype), None))[:2]) > 0.5
     assert differing(torch.randn(16, 576).to(dtype), torch.randn(576, 192).to(dtype)) < 0.05
 
 
@@ -260,7 +260,7 @@ def test_it_is_as_near_to_the_truth_as_stock(wide, tokens):
 def test_with_a_gpus_row_counts_and_sums_every_way_of_feeding_gives_equal_bits(wide, tokens, monkeypatch):
     # What the switch does on a GPU, but for its kernels.
     monkeypatch.setattr(rows, "_known", {})
-    monkeypatch.setattr(rows, "sizes_on", lambda device: rows.GPU)
+    monkeypatch.setattr(rows, "HOST", rows.GPU)
     table = replacements() | SUMS
     monkeypatch.setattr(switch, "_of", lambda *_: table)
     assert all(found.equal_rows == found.rows for found in verify(wide, tokens))

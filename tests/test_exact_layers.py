@@ -40,7 +40,7 @@ def single_rows_that_differ(shape, dtype):
     """Count the rows of one expert whose bits are others alone than among forty, of sums that are zero."""
     experts, inner, columns = shape
     weights = torch.zeros(experts, columns, inner, dtype=dtype).transpose(1, 2)
-    x, matrix, _ = rows._telling(40, weights[1], None)
+    x, matrix, _ = next(rows._tellings(40, weights[1], None))
     weights[1] = matrix
     behind = torch.arange(experts) >= 1
     with row_invariant():

@@ -166,11 +166,6 @@ class RowCounts:
         return next((cuts for cuts in tried if self.allows(size, weight, bias, cuts)), None)
 
 
-def sizes_on(device: torch.device) -> Sizes:
-    """Return the row counts to try on a device."""
-    return GPU if device.type == "cuda" else HOST
-
-
 _known: dict[tuple[object, ...], RowCounts] = {}
 
 
@@ -180,7 +175,7 @@ def _row_counts(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
         torch.get_num_threads(), *_modes(weight),
     )
     if key not in _known:
-        sizes = sizes_on(weight.device)
+        sizes = GPU if weight.is_cuda else HOST
         _known[key] = RowCounts(sizes.tile if _alike(weight, bias, sizes.tile) else 1, sizes)
     return _known[key]
 
@@ -191,27 +186,21 @@ def _tellings(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Ite
     In 32 bits and more random numbers tell it too, if there are enough; and they tell what sums that are zero do not
     where these have few terms, such as whether products are rounded before they are added.
     """
-    yield _telling(rows, weight, bias)
-    if weight.dtype in (torch.float32, torch.float64):
-        drawn = functools.partial(draw, used_in=weight.dtype)
-        rows *= -(-_PLAIN_ROWS // rows)
-        inner, columns = weight.shape
-        summand = None if bias is None else drawn((columns,), seed=7).to(bias)
-        yield drawn((rows, inner), seed=5).to(weight), _placed(drawn((inner, columns), seed=6), weight), summand
-
-
-def _telling(rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Make a product whose sums are zero, see `pairs`."""
     inner, columns = weight.shape
-    # A GPU may keep parts of a sum in the 16 bits of its terms, and fp16 ends at 65,504.
-    scale = 1.0 if weight.is_cuda and weight.dtype == torch.float16 else 16.0
     drawn = functools.partial(draw, used_in=weight.dtype)
+    # The first has sums that are zero, see `pairs`. A GPU may keep parts of a sum in the 16 bits of its terms, and fp16
+    # ends at 65,504.
+    scale = 1.0 if weight.is_cuda and weight.dtype == torch.float16 else 16.0
     x, other = drawn((rows, inner), seed=2, scale=scale), drawn((inner, columns), seed=3, scale=scale)
     cancel(x, other.t(), seed=1)
     # As small as what is left of the sum, so that when it is added makes a difference.
     left = 2.0**-24 if weight.dtype != torch.float64 else 2.0**-53
     summand = None if bias is None else drawn((columns,), seed=4, scale=6700 * left).to(bias)
-    return x.to(weight), _placed(other, weight), summand
+    yield x.to(weight), _placed(other, weight), summand
+    if weight.dtype in (torch.float32, torch.float64):
+        rows *= -(-_PLAIN_ROWS // rows)
+        summand = None if bias is None else drawn((columns,), seed=7).to(bias)
+        yield drawn((rows, inner), seed=5).to(weight), _placed(drawn((inner, columns), seed=6), weight), summand
 
 
 def _placed(other: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
