@@ -59,15 +59,14 @@ def at_least(least: int) -> Any:
     return Annotated[int, Field(ge=least)]
 
 
-def some(kind: Any) -> Any:
-    """Make the type of one or several of a kind."""
-    return Annotated[tuple[kind, ...], BeforeValidator(several), Field(min_length=1)]
+def some(kind: Any, least: int = 1) -> Any:
+    """Make the type of several of a kind, one of them at the least."""
+    return Annotated[tuple[kind, ...], BeforeValidator(several), Field(min_length=least)]
 
 
 Count = at_least(1)
 Text = Annotated[str, Field(min_length=1)]
-# Perhaps none.
-Names = Annotated[tuple[str, ...], BeforeValidator(several)]
+Names = some(str, 0)
 DTypes = some(DTypeName)
 
 

@@ -1,10 +1,6 @@
 """The chapter on whether the difference matters."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator
-
-from kvbook.settings import Count, SmallDType, TextSettings, at_least, several, some
+from kvbook.settings import Count, SmallDType, TextSettings, at_least, some
 
 _Long = at_least(16)
 
@@ -40,7 +36,7 @@ class DoesItMatterSettings(TextSettings):
     n_tokens: at_least(8) = 96
     longest: _Long = 1024
     dtypes: some(SmallDType) = ("float32", "bfloat16")
-    greedy_only: Annotated[tuple[SmallDType, ...], BeforeValidator(several)] = ()
+    greedy_only: some(SmallDType, 0) = ()
     n_long: Count = 3
     text_lengths: some(_Long) = (256,)
     n_fit: at_least(2) = 24

@@ -1,10 +1,8 @@
 """The chapter on the notebook about static and dynamic caches."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator
-
-from kvbook.settings import Count, DTypeName, Settings, Text, Weights, at_least, several
+from kvbook.settings import Count, DTypeName, Settings, Text, Weights, at_least, some
 
 # The settings on which the rows depend of all experiments on the timed model.
 FIELDS = frozenset({"model", "weights", "dtype", "device", "seed"})
@@ -41,7 +39,7 @@ class StaticCacheSettings(Settings):
     n_repeats: Count = 2
     scope: Literal["layer", "model"] = "layer"
     prompt: Text = "The theory of special relativity states "
-    contexts: Annotated[tuple[at_least(2), ...], BeforeValidator(several)] = ()
+    contexts: some(at_least(2), 0) = ()
     text_model: Text = "smollm2"
 
 
