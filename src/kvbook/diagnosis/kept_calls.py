@@ -39,7 +39,8 @@ class KeptCalls:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         beside = self.file.with_suffix(".new")
         try:
-            told = {"structure": _pytree.treespec_dumps(structure), "others": json.dumps(others, default=_said)}
+            # Tensors by their place, the rest as JSON: no pickle is ever read.
+            told = {"structure": _pytree.treespec_dumps(structure), "others": json.dumps(others)}
             save_file(tensors, beside, told)
         except (TypeError, NotImplementedError):
             # An output that is neither numbers nor tensors; then nothing is kept.
@@ -52,7 +53,7 @@ class KeptCalls:
         try:
             with safe_open(self.file, framework="pt") as opened:
                 structure = _pytree.treespec_loads(opened.metadata()["structure"])
-                others = dict(json.loads(opened.metadata()["others"], object_hook=_meant))
+                others = dict(json.loads(opened.metadata()["others"]))
                 places = range(structure.num_leaves)
                 leaves = [others[at] if at in others else opened.get_tensor(str(at)) for at in places]
         # The last is what an older kvbook kept.
@@ -67,18 +68,7 @@ class KeptCalls:
 def _layers_of(call: Any) -> list[dict[str, Any]]:
     """Return what the layers of a cache hold, at the first call on it."""
     cache = call.chain.cache if call.chain and not call.before else None
-    return [vars(layer) for layer in cache.layers] if cache else []
-
-
-# Tensors by their place, the rest as JSON: no pickle is ever read.
-
-
-def _said(value: Any) -> dict[str, str]:
-    if isinstance(value, torch.dtype | torch.device):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-def _meant(said: dict[str, str]) -> torch.dtype | torch.device:
-    ((kind, name),) = said.items()
-    return torch.device(name) if kind == "device" else getattr(torch, name)
+    # JSON has no form for dtype and device, which no layer reads again once it holds something.
+    unkept = torch.dtype | torch.device
+    layers = map(vars, cache.layers) if cache else ()
+    return [{name: value for name, value in layer.items() if not isinstance(value, unkept)} for layer in layers]
