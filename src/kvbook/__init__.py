@@ -1,5 +1,7 @@
 """Comparing cached with uncached computation in Transformer language models, honestly."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __version__ = "0.2.0.dev0"
@@ -21,6 +23,18 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython calls this hook instead of printing its own traceback: the reader needs the line, not our stack.
         return [f"{type(self).__name__}: {self}"]
+
+
+@contextmanager
+def refusing(words: str | Callable[[Any], str], *kinds: type[Exception]) -> Iterator[None]:
+    """Raise a `UserError` of these words instead of an error of these kinds; of any kind where none is named."""
+    kinds = kinds or (Exception,)
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(words if isinstance(words, str) else words(error)) from error
 
 
 def __getattr__(name: str) -> Any:

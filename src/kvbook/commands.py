@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvbook import UserError
+from kvbook import refusing
 
 
 def text(said: str, *names: str, **more: Any) -> Any:
@@ -192,7 +192,5 @@ def bisect(
 def check_writable(folder: Path) -> None:
     """Refuse a folder in which nothing can be written, before anything is measured."""
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
-    try:
+    with refusing(lambda error: f"cannot write to {folder}: {error.strerror}; name another place", OSError):
         tempfile.TemporaryFile(dir=there).close()
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; name another place") from None

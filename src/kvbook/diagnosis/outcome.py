@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.diagnosis.verdict import Kind, count
 from kvbook.settings import Strict
 
@@ -118,19 +118,15 @@ def read(text: str, name: str) -> Outcome:
     UserError
         When it is of another schema version, or none of ours.
     """
-    try:
+    with refusing(f"{name} is no report of `kvbook check --json`: name one", ValueError, KeyError, TypeError):
         told = json.loads(text)
         version = told["schema_version"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{name} is no report of `kvbook check --json`: name one") from None
     # Version 1 lacks a verdict that 2 has, and nothing else.
     if version not in (1, SCHEMA):
         known = f"and this kvbook reads 1 to {SCHEMA}: take the kvbook that wrote it"
         raise UserError(f"{name} has schema version {version}, {known}")
-    try:
+    with refusing(lambda bad: f"{name} is damaged ({bad.errors()[0]['loc'][0]}): run the check again", ValidationError):
         return Outcome.model_validate(told | {"schema_version": SCHEMA})
-    except ValidationError as error:
-        raise UserError(f"{name} is damaged ({error.errors()[0]['loc'][0]}): run the check again") from None
 
 
 _FEW = 3

@@ -1,13 +1,13 @@
 """What `kvbook check` refuses to judge: encoders, models without a cache, broken weights, full passes that change."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.diagnosis import wrong_pass
 from kvbook.models import corpus, decoders, hub, loading
 
@@ -21,19 +21,14 @@ def reason(error: UserError) -> str:
     return str(error).split(": leave ")[0].split(": this check ")[0]
 
 
-@contextmanager
-def in_one_line(name: str) -> Iterator[None]:
+def in_one_line(name: str) -> AbstractContextManager[None]:
     """Say in one line what a model's own code raises when it is called."""
-    try:
-        yield
-    except UserError:
-        raise
-    # Its code raises whatever its author chose.
-    except Exception as error:
+    def words(error: Exception) -> str:
         none = isinstance(error, AttributeError) and error.name == "past_key_values"
         reason = "its class returns none" if none else f"{type(error).__name__}: {hub.first_line(error)}"
-        remedy = "this check is for models that take them"
-        raise UserError(f"{name} cannot be run with past_key_values ({reason}): {remedy}") from error
+        return f"{name} cannot be run with past_key_values ({reason}): this check is for models that take them"
+
+    return refusing(words)
 
 
 def refuse_encoder(name: str, config: PretrainedConfig) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from kvbook import UserError, fingerprint
+from kvbook import UserError, fingerprint, refusing
 from kvbook.models import hub, placement, unpacked
 
 _LIBRARIES = ("gguf", "accelerate")
@@ -59,13 +59,11 @@ def unpack(file: Path) -> Path:
         read; for a missing library, or too little memory or room on the disk.
     """
     placement.need(f"to read {file.name}", *_LIBRARIES)
-    try:
+    with refusing(lambda error: f"{file} cannot be read: {error.strerror}", OSError):
         with file.open("rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC:
                 raise UserError(f"{file} is no GGUF file: name one, or the folder that `save_pretrained` wrote")
         sha256 = fingerprint.of_large_file(file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
     folder = unpacked.folder_of(file.stem, sha256)
     if unpacked.is_whole(folder):
         return folder
@@ -111,7 +109,8 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
     # The reader shows a bar of its own, which in a notebook is part of the page.
     with contextlib.redirect_stderr(io.StringIO()), _one_reading():
         architecture, pre_tokenizer, sizes = _header(file)
-        try:
+        # The reader raises whatever a wrong or unknown file makes of it.
+        with refusing(lambda error: _refusal(file, error, architecture)):
             options = {"gguf_file": file.name, "local_files_only": True}
             config = AutoConfig.from_pretrained(file.parent, **options)
             with torch.device("meta"):
@@ -126,11 +125,6 @@ def _read(file: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor], Any, P
                 file.parent, config=config, dtype=torch.float32, output_loading_info=True, **options, **plain
             )
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-        except UserError:
-            raise
-        # The reader raises whatever a wrong or unknown file makes of it.
-        except Exception as error:
-            raise UserError(_refusal(file, error, architecture)) from error
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{file.name} lacks weights of its model ({missing[0]}, {len(missing)} in all): get it again")
     tied = set(model.all_tied_weights_keys) if model.config.tie_word_embeddings else set()
@@ -160,13 +154,11 @@ def _header(file: Path) -> tuple[str, str, dict[str, int]]:
     """Read a file's architecture, its vocabulary's kind, and how many numbers each of its tensors has."""
     from gguf import GGUFReader
 
-    try:
+    with refusing(lambda error: _refusal(file, error)):
         reader = GGUFReader(file)
         # A vocabulary's words and merges, of no use here, take seconds.
         short = {name: field for name, field in reader.fields.items() if name.count(".") < 4 and len(field.data) == 1}
         words = {name: field.contents() for name, field in short.items()}
-    except Exception as error:
-        raise UserError(_refusal(file, error)) from error
     architecture = str(words.get("general.architecture", "none"))
     sizes = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
     stretched = words.get(f"{architecture}.rope.scaling.type", "none") != "none" or any(map(_STRETCHED.match, sizes))

@@ -15,7 +15,7 @@ from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_down
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 
 try:
     from huggingface_hub.utils import httpx
@@ -62,13 +62,9 @@ class Repository(NamedTuple):
 
         Otherwise every file that is looked for would be retried for half a minute.
         """
-        with patch.object(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE or not self.reached):
-            try:
-                yield
-            except UserError:
-                raise
-            except Exception as error:
-                raise explain(self.hub_id, stage, error, self.reached) from error
+        offline = patch.object(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE or not self.reached)
+        with offline, refusing(lambda error: explain(self.hub_id, stage, error, self.reached)):
+            yield
 
 
 @functools.cache
@@ -77,14 +73,12 @@ def resolve(hub_id: str) -> Repository:
 
     Found once in a process, so that the weights of a run are all of the commit that its record names.
     """
-    try:
+    with refusing(lambda error: explain(hub_id, "configuration", error)):
         if not constants.is_offline_mode() and _reachable(hub_id):
             # By the branch's name, so that the cache learns where the branch stands, for a day without network.
             fetched = hf_hub_download(hub_id, "config.json")
             return Repository(hub_id, Path(fetched).parent.name, reached=True)
         cached = try_to_load_from_cache(hub_id, "config.json")
-    except Exception as error:
-        raise explain(hub_id, "configuration", error) from error
     if not isinstance(cached, str):
         raise UserError(hub_id + _UNREACHABLE)
     return Repository(hub_id, Path(cached).parent.name, reached=False)
@@ -121,7 +115,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return links
 
 
-def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -> UserError:
+def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -> str:
     """Say in one line what went wrong between us and the hub."""
     chain = _chain(error)
 
@@ -156,4 +150,4 @@ def explain(hub_id: str, stage: Stage, error: Exception, reached: bool = True) -
                                      "choose another repository, or convert the weights and name the folder"),
         (True, f" cannot be loaded: {first_line(error)}"),
     )
-    return UserError(hub_id + next(words for holds, words in cases if holds))
+    return hub_id + next(words for holds, words in cases if holds)

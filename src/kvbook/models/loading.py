@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM, AutoMod
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from kvbook import UserError, older, paths
+from kvbook import UserError, older, paths, refusing
 from kvbook.models import decoders, hub, lowbit, placement, sources, standins
 
 # Bytes from which on loading takes long enough to be watched.
@@ -296,25 +296,20 @@ def _tokenizer(where: sources.Where) -> PreTrainedTokenizerBase:
     if where.source == "untrained":
         file = paths.MODELS / "tokenizers" / f"{standins.tokenizer_style(where.name)}.json"
         return standins.tokenizer_of(Tokenizer.from_file(str(file)), where.name)
-    try:
-        with _open(where, "tokenizer"):
-            options = {"revision": where.revision, "trust_remote_code": False}
-            try:
-                found = AutoTokenizer.from_pretrained(where.tokenizer_path, **options)
-            except ValueError as error:
-                if "TokenizersBackend" not in str(error):
-                    raise
-                # transformers 5 names a class by which an older release does not find what it can read as well.
-                found = PreTrainedTokenizerFast.from_pretrained(where.tokenizer_path, **options)
-            if not found.vocab_size:
-                # What some of transformers' classes make of a folder without any of their files.
-                raise ValueError("its vocabulary is empty")
-    except UserError:
-        raise
-    except Exception as error:
-        words = "holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
-        raise UserError(f"{where.tokenizer_path} {words}") from error
-    return found
+    words = "holds no tokenizer that can be read: save it there with `tokenizer.save_pretrained`"
+    with refusing(f"{where.tokenizer_path} {words}"), _open(where, "tokenizer"):
+        options = {"revision": where.revision, "trust_remote_code": False}
+        try:
+            found = AutoTokenizer.from_pretrained(where.tokenizer_path, **options)
+        except ValueError as error:
+            if "TokenizersBackend" not in str(error):
+                raise
+            # transformers 5 names a class by which an older release does not find what it can read as well.
+            found = PreTrainedTokenizerFast.from_pretrained(where.tokenizer_path, **options)
+        if not found.vocab_size:
+            # What some of transformers' classes make of a folder without any of their files.
+            raise ValueError("its vocabulary is empty")
+        return found
 
 
 def tokenizer(model: str, weights: str = "stand-in") -> PreTrainedTokenizerBase:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 
 # Activations, the allocator's slack and the cache come on top of the weights; a prediction that ignored them would let
 # the kernel's out-of-memory killer answer instead of us.
@@ -20,10 +20,8 @@ DeviceMap = dict[str, torch.device] | Literal["auto"]
 
 def device_of(name: str) -> torch.device:
     """Turn a device's name into a device that is there."""
-    try:
+    with refusing(f"device {name!r} is not a torch device: use 'cpu', 'cuda', 'cuda:0' or 'mps'", RuntimeError):
         device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device {name!r} is not a torch device: use 'cpu', 'cuda', 'cuda:0' or 'mps'") from None
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise UserError(f"device {name!r}: this machine has {count} CUDA devices; use device='cpu' or a listed one")
     if device.type == "mps" and not torch.backends.mps.is_available():
@@ -38,14 +36,13 @@ def dtype_on(name: str, device: torch.device) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UserError(f"dtype {name!r} is not a floating-point dtype: use float32, float16, bfloat16 or float64")
-    try:
+    lacks = f"device {str(device)!r} has no {name} arithmetic: leave {name} out of the dtypes"
+    with refusing(lacks, RuntimeError, TypeError):
         if device.type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
             raise RuntimeError
         # The matrix product is the operation that a device may lack.
         probe = torch.ones(2, 2, dtype=dtype, device=device)
         probe @ probe
-    except (RuntimeError, TypeError):
-        raise UserError(f"device {str(device)!r} has no {name} arithmetic: leave {name} out of the dtypes") from None
     return dtype
 
 

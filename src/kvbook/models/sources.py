@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig
 
-from kvbook import UserError, fingerprint, paths
+from kvbook import UserError, fingerprint, paths, refusing
 from kvbook.models import gguf_files, hub, packages, placement, registry, standins, unpacked
 
 Source = Literal["stand-in", "hub", "package", "gguf", "random", "untrained", "local"]
@@ -88,10 +88,9 @@ def _adapted(path: Path) -> Where:
     """Find the model of an adapter by the name that PEFT wrote into its folder."""
     merged = "(`model.merge_and_unload()`), save that with `save_pretrained`, and name its folder"
     placement.need(f"{path}, an adapter,", "peft", otherwise=f", or merge it into its model {merged}")
-    try:
-        base = json.loads((path / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}/adapter_config.json cannot be read: save the adapter again") from error
+    file = path / "adapter_config.json"
+    with refusing(f"{file} cannot be read: save the adapter again", ValueError, KeyError, TypeError):
+        base = json.loads(file.read_text("utf-8"))["base_model_name_or_path"]
     if not base or not (Path(base).is_dir() or str(base).count("/") == 1):
         remedy = 'write its folder or hub id into adapter_config.json ("base_model_name_or_path")'
         raise UserError(f"{path} holds an adapter of PEFT, and its model {base!r} is not there: {remedy}")

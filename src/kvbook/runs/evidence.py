@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from kvbook import UserError, paths
+from kvbook import UserError, paths, refusing
 from kvbook.runs import records
 from kvbook.settings import read_yaml
 
@@ -58,10 +58,8 @@ def manifest() -> Manifest:
 @functools.cache
 def _manifest_as_it_is(file: Path, _size: int, _changed: int) -> Manifest:
     """Read the manifest once for each content: a build asks for it hundreds of times."""
-    try:
+    with refusing(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}", ValidationError):
         content = _FORM.validate_python(read_yaml(file) or {})
-    except ValidationError:
-        raise UserError(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}") from None
     for chapter, roles in content.items():
         for cited_folders in roles.values():
             if twice := [folder for folder, times in Counter(cited_folders).items() if times > 1]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, Field, StringConstraints, ValidationError
 
-from kvbook import UserError, fingerprint, paths
+from kvbook import UserError, fingerprint, paths, refusing
 from kvbook.diagnosis import tolerance
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.runs import privacy, records
@@ -119,10 +119,8 @@ def checked(folder: Path) -> About:
     rows = records.rows_file(folder)
     if not rows.is_file():
         raise UserError(f"{folder} holds no rows.csv")
-    try:
+    with refusing(lambda error: f"{rows} cannot be read: {error}", OSError, EOFError, zlib.error):
         digest = records.rows_digest(folder)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{rows} cannot be read: {error}") from None
     if digest != about.rows_sha256:
         raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
     made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.scores import adapters
 
 # Of rows, and of what `--json` prints; a row need not name it.
@@ -74,10 +74,8 @@ def read(path: str | Path, side: adapters.Side = "rollout") -> pd.DataFrame:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     if path.suffix == ".parquet":
-        try:
+        with refusing(f"{path}: Parquet takes pyarrow: pip install pyarrow, or use JSON", ImportError):
             return pd.read_parquet(path)
-        except ImportError:
-            raise UserError(f"{path}: Parquet takes pyarrow: pip install pyarrow, or use JSON") from None
     rows = _lines(path)
     if (first := next(rows, None)) is None:
         raise UserError(f"{path} is empty")
@@ -115,11 +113,9 @@ def _columns(path: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
     if (version := rows[0].get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
         raise UserError(f"{path} has schema_version {version}, and this kvbook reads {SCHEMA_VERSION}: dump it again")
     names = [*COLUMNS, *(name for name in OPTIONAL if name in rows[0])]
-    try:
+    known = f"{', '.join(COLUMNS)}, or are of {', '.join(adapter.name for adapter in adapters.ADAPTERS)}"
+    with refusing(lambda error: f"{path}: a row has no {error.args[0]}; rows have {known}", KeyError):
         return pd.DataFrame({name: [row[name] for row in rows] for name in names})
-    except KeyError as error:
-        known = f"{', '.join(COLUMNS)}, or are of {', '.join(adapter.name for adapter in adapters.ADAPTERS)}"
-        raise UserError(f"{path}: a row has no {error.args[0]}; rows have {known}") from None
 
 
 def frame(given: Any, mask: Any = None) -> pd.DataFrame:
@@ -143,10 +139,8 @@ def checked(table: pd.DataFrame, name: str) -> pd.DataFrame:
         raise UserError(f"{name} has no column {lacking[0]}: it needs {', '.join(COLUMNS)}")
     if table.empty:
         raise UserError(f"{name} has no rows")
-    try:
+    with refusing(f"{name}: logprob and position must be numbers in every row, none missing", TypeError, ValueError):
         logprob, position = table["logprob"].to_numpy(np.float64), table["position"].to_numpy(np.int64)
-    except (TypeError, ValueError):
-        raise UserError(f"{name}: logprob and position must be numbers in every row, none missing") from None
     if not np.isfinite(logprob).all():
         at = _row(table, ~np.isfinite(logprob))
         raise UserError(f"{name}: the log-probability at {at} is no finite number; leave such tokens out of all tables")
