@@ -8,7 +8,7 @@ import transformers
 
 from kvbook import paths
 from kvbook.diagnosis import CheckSettings
-from kvreport.chapters.from_scratch.gpt.training import Recipe
+from kvreport.chapters.from_scratch.gpt.checkpoints import Recipe
 
 SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 LLAMAS = {

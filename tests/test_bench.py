@@ -172,7 +172,7 @@ def test_a_bench_measures_at_its_own_hour_and_an_interrupted_one_goes_on_after_i
 
 
 def test_the_bandwidth_is_read_in_the_bench_and_leaves_no_run(runs, monkeypatch, settings):
-    monkeypatch.setattr(bench.memory_bandwidth, "_N", 1 << 16)
+    monkeypatch.setattr(bench.step_times, "_N", 1 << 16)
     assert (bench._bandwidth(settings)["seconds"] > 0).all()
     assert list(runs.glob("*")) == []
 

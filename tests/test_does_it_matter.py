@@ -25,7 +25,6 @@ from kvreport.chapters.does_it_matter import (
     first_divergence,
     long_contexts,
     measures,
-    quantized_caches,
     tables,
     teacher_forced,
     usage_factorial,
@@ -512,8 +511,8 @@ def test_shorter_files_of_a_folder_are_passed_over_and_too_few_longer_ones_refus
 
 
 def test_a_cache_whose_backend_is_not_installed_is_left_out_and_the_run_says_what_was(llama):
-    installed = dict(quantized_caches._installed())
-    found = {way.name for way in variants.possible(llama, tuple(quantized_caches.ways()))}
+    installed = dict(teacher_forced._installed())
+    found = {way.name for way in variants.possible(llama, tuple(teacher_forced.ways()))}
     packages = {k: of.replace("quanto", "optimum-quanto") for k, (of, _) in named.OF_BACKENDS.items() if of != "fp8"}
     assert found & packages.keys() == {name for name, package in packages.items() if package in installed}
     assert {named.PLAIN, named.CHUNKS, named.KV_FP8, *named.ROUNDED} <= found
@@ -524,18 +523,18 @@ def test_the_bits_of_a_number_are_those_of_what_a_cache_stores_and_our_subclass_
         _quantize = staticmethod(lambda tensor, _axis: (tensor.half(), {"scale": tensor[..., :1].clone()}))
         _dequantize = staticmethod(lambda held: held[0].float())
 
-    layer = type("OneSided", (quantized_caches._OneSided, Halves), {})("key")
+    layer = type("OneSided", (teacher_forced._OneSided, Halves), {})("key")
     keys, values = torch.randn(2, 1, 2, 6, 32)
     layer.update(keys, values)
     both = zip(layer.update(keys, values), (keys, values), strict=True)
     # The tokens that it held are exact on one side, the new ones on both.
     assert [[torch.equal(half, exact) for half in of.chunk(2, -2)] for of, exact in both] == [[True] * 2, [False, True]]
-    assert quantized_caches.stored(SimpleNamespace(layers=[layer])) == {"bits": (32 + 16 + 32 / 32) / 2, "exact": 6}
+    assert teacher_forced.stored(SimpleNamespace(layers=[layer])) == {"bits": (32 + 16 + 32 / 32) / 2, "exact": 6}
 
 
 @pytest.mark.parametrize(("side", "kept"), [("key", [True, False]), ("value", [False, True])])
 def test_our_subclass_of_the_fp8_layer_rounds_one_side_alone(side, kept):
-    layer, states = quantized_caches.OneSidedFp8Layer(side), torch.randn(2, 1, 2, 6, 32)
+    layer, states = teacher_forced.OneSidedFp8Layer(side), torch.randn(2, 1, 2, 6, 32)
     layer.update(*states)
     assert [torch.equal(a, b.repeat(1, 1, 2, 1)) for a, b in zip(layer.update(*states), states, strict=True)] == kept
-    assert quantized_caches.stored(SimpleNamespace(layers=[layer]))["bits"] == (32 + 8 + 32 / 768) / 2
+    assert teacher_forced.stored(SimpleNamespace(layers=[layer]))["bits"] == (32 + 8 + 32 / 768) / 2

@@ -17,7 +17,7 @@ from kvreport.chapters.from_scratch import ScratchSettings, measures, speed, tab
 from kvreport.chapters.from_scratch import logits as scratch_logits
 from kvreport.chapters.from_scratch import loss as scratch_loss
 from kvreport.chapters.from_scratch import rows as names
-from kvreport.chapters.from_scratch.gpt import checkpoints, text, training
+from kvreport.chapters.from_scratch.gpt import checkpoints, text
 from kvreport.chapters.from_scratch.gpt.memory import RollingMemory
 from kvreport.chapters.from_scratch.gpt.model import ScratchGPT, Shape
 from kvreport.chapters.from_scratch.gpt.paths import FIXES, WAYS, Refill, Reply, Rolling, Window, write
@@ -170,11 +170,11 @@ def corpus_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checkpoint(corpus_file, tmp_path_factory):
     recipe = dataclasses.replace(SCRATCH, steps=60, rate=1e-2)
-    return training.train(recipe, tmp_path_factory.mktemp("scratch") / "tiny", corpus_file)
+    return checkpoints.train(recipe, tmp_path_factory.mktemp("scratch") / "tiny", corpus_file)
 
 
 def test_targets_are_one_character_further_and_offsets_reach_both_ends_of_the_table():
-    batches = [training.batch(np.arange(1000), SCRATCH, step) for step in range(400)]
+    batches = [checkpoints.batch(np.arange(1000), SCRATCH, step) for step in range(400)]
     assert torch.equal(batches[3][1], batches[3][0] + 1)
     positions = torch.cat([batch[2] for batch in batches])
     assert positions.min() == 0
@@ -190,12 +190,12 @@ def test_training_lowers_the_loss_and_records_what_it_was_made_of(checkpoint):
 
 def test_the_threads_size_is_trained_on_another_text_on_first_use_and_found_again(corpus_file, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path)
-    monkeypatch.setattr(training.training, "WORK", tmp_path / "training")
-    monkeypatch.setitem(training.RECIPES, "thread", SCRATCH)
+    monkeypatch.setattr(checkpoints.training, "WORK", tmp_path / "training")
+    monkeypatch.setitem(checkpoints.RECIPES, "thread", SCRATCH)
     about = checkpoints.identify("thread", "stand-in", 0, corpus_file)
     assert about["weights"] == "stand-in"
     assert about["shape"]["width"] == SCRATCH.width
-    monkeypatch.setattr(training, "train", None)
+    monkeypatch.setattr(checkpoints, "train", None)
     assert checkpoints.identify("thread", "stand-in", 0, corpus_file) == about
 
 
@@ -208,12 +208,12 @@ def test_what_ships_scores_on_some_windows_what_its_record_says_of_all(size, eve
     within = within if alike else max(within, 0.1)
     expected = pytest.approx(recorded["held_out_nats_per_character"], abs=within)
     loaded = checkpoints.load(size, "stand-in", 0, "stdlib", "float32", "cpu")
-    assert training.held_out_nats(loaded.model, loaded.vocabulary, "stdlib", every) == expected
+    assert checkpoints.held_out_nats(loaded.model, loaded.vocabulary, "stdlib", every) == expected
     # Control: weights that are off by a part of their spread do not.
     noise = torch.Generator().manual_seed(1)
     for weight in loaded.model.parameters():
         weight.data += off * weight.data.std() * torch.randn(weight.shape, generator=noise)
-    assert training.held_out_nats(loaded.model, loaded.vocabulary, "stdlib", 8 * every) != expected
+    assert checkpoints.held_out_nats(loaded.model, loaded.vocabulary, "stdlib", 8 * every) != expected
 
 
 # Experiments

@@ -107,7 +107,7 @@ def test_the_experiment_times_all_programs_by_turns_and_memory_between_them(monk
             self.close = lambda: None
 
     monkeypatch.setattr(beside.decoding, "Decoder", Graphs)
-    monkeypatch.setattr(beside.memory_bandwidth, "_N", 1 << 12)
+    monkeypatch.setattr(beside.step_times, "_N", 1 << 12)
     monkeypatch.setattr(beside.subject, "load", lambda _: SimpleNamespace(model=model, about={}))
     monkeypatch.setattr(beside.subject, "prompt", lambda *_: torch.arange(7, 19)[None])
     settings = StaticCacheSettings.checked(n_new_tokens=6, n_repeats=2)

@@ -14,7 +14,7 @@ from refusing import refusal
 
 from kvbook.measuring import caches, decoding, large_pages, memory
 from kvbook.measuring.decoding import Decoder, Way
-from kvreport.chapters.static_cache import StaticCacheSettings, kinds, measures, memory_bandwidth, speed, tables
+from kvreport.chapters.static_cache import StaticCacheSettings, kinds, measures, speed, step_times, tables
 from kvreport.chapters.static_cache import rows as chapter_rows
 from kvreport.chapters.static_cache.rows import STEP
 from kvreport.publishing import documents
@@ -346,7 +346,7 @@ def settings(llama_folder):
 
 def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
     monkeypatch.setattr(speed, "ways", lambda _: [Way(cache) for cache in chapter_rows.KINDS])
-    monkeypatch.setattr(memory_bandwidth, "_N", 1 << 16)
+    monkeypatch.setattr(step_times, "_N", 1 << 16)
     # It takes a quarter of a second, and peaks have a test of their own.
     monkeypatch.setattr(memory, "_hand_back_free_memory", lambda: None)
     started = []

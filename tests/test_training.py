@@ -17,7 +17,7 @@ from small_models import SCRATCH
 from kvbook import paths
 from kvbook.models import corpus, standins
 from kvreport import training
-from kvreport.chapters.from_scratch.gpt import training as scratch
+from kvreport.chapters.from_scratch.gpt import checkpoints as scratch
 
 QUICK = stand_ins.Recipe(steps=8, tokens_per_step=64, short=16, long=32, warmup=2)
 

@@ -15,15 +15,12 @@ from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.where_drift_begins import (
     WhereDriftBeginsSettings,
     attention_forms,
-    cache_factorial,
-    equal_shapes,
-    gemm_map,
+    cached_step,
     kernels,
-    length_sweep,
     measures,
     operation_replay,
+    products,
     rows,
-    summation,
     tables,
 )
 from kvreport.publishing.found import of_runs
@@ -73,10 +70,10 @@ def test_every_text_has_its_own_length_and_the_factorial_one_token_more(results)
 # What each experiment compares
 
 
-@pytest.mark.parametrize("what", [equal_shapes.STATES, equal_shapes.KEYS, equal_shapes.LOGITS, equal_shapes.OPERATIONS])
+@pytest.mark.parametrize("what", operation_replay.COMPARED)
 def test_a_bit_that_a_cache_changes_in_a_prompt_is_counted_where_it_shows(llama, ids, monkeypatch, what):
     def compared() -> pd.DataFrame:
-        return pd.DataFrame(equal_shapes.compare(llama, ids)).query("shapes == 'equal'").set_index("what")
+        return pd.DataFrame(operation_replay.compare_reads(llama, ids)).query("shapes == 'equal'").set_index("what")
 
     def nudged(model, ids, use_cache):
         found = read(model, ids, use_cache)
@@ -84,10 +81,10 @@ def test_a_bit_that_a_cache_changes_in_a_prompt_is_counted_where_it_shows(llama,
             found.compared[what][-1].view(-1)[0] += 1
         return found
 
-    read, stock = equal_shapes.read, compared()
+    read, stock = operation_replay.read, compared()
     assert (stock["elements"] > 0).all()
     assert (stock["differing"] == 0).all()
-    monkeypatch.setattr(equal_shapes, "read", nudged)
+    monkeypatch.setattr(operation_replay, "read", nudged)
     assert (compared()["differing"] == stock["differing"].where(stock.index != what, 1)).all()
 
 
@@ -103,7 +100,7 @@ def test_a_product_is_flagged_at_the_numbers_of_rows_that_change_it_and_at_no_ot
 
     generator = torch.Generator().manual_seed(5)
     x, weight = torch.randn(12, 16, generator=generator), torch.randn(6, 16, generator=generator)
-    mapped = with_rows(results, gemm_map=pd.DataFrame(gemm_map.compare(x, weight, product)))["products"]
+    mapped = with_rows(results, gemm_map=pd.DataFrame(products.compare(x, weight, product)))["products"]
     differing = mapped[mapped["state"] != rows.ALL_EQUAL].set_index("rows")["state"]
     assert mapped["rows"].tolist() == list(range(1, 13))
     assert differing.to_dict() == dict.fromkeys((1, 2, 3), rows.NONE_EQUAL) | {6: rows.FIRST_EQUAL}
@@ -124,7 +121,7 @@ def test_a_call_is_read_from_what_libraries_report_and_nothing_from_what_else_th
 
 @pytest.mark.parametrize("inner", [16, 17])
 def test_the_mapped_sums_are_zero_but_for_rounding(inner):
-    x, weight = gemm_map.factors(12, inner, 6, seed=3)
+    x, weight = products.factors(12, inner, 6, seed=3)
     terms = x.double()[:, None] * weight.double()
     assert terms.sum(-1).abs().max() < 1e-13 * terms.abs().max()
     assert terms.abs().sum(-1).min() > 0
@@ -140,9 +137,9 @@ def added(parts):
 
 
 def test_control_another_order_of_addition_is_seen_after_rounding_to_16_bits():
-    x, weight = (t.to(torch.bfloat16) for t in gemm_map.factors(64, 1536, 8, seed=3))
+    x, weight = (t.to(torch.bfloat16) for t in products.factors(64, 1536, 8, seed=3))
     forwards, backwards = added(lambda terms: [terms]), added(lambda terms: [terms[::-1]])
-    compared = gemm_map.compare(x, weight, lambda x, weight: (forwards if len(x) > 1 else backwards)(x, weight))
+    compared = products.compare(x, weight, lambda x, weight: (forwards if len(x) > 1 else backwards)(x, weight))
     assert [row["rows"] for row in compared if row["equal_rows"] < row["rows"]] == [1]
 
 
@@ -152,8 +149,8 @@ def test_the_order_of_a_sum_is_read_from_it_and_whether_every_step_is_rounded(dt
         lambda terms: [terms]: (24, 1), lambda terms: [terms[:9], terms[9:18], terms[18:]]: (9, 1),
         lambda terms: [terms[start::4] for start in range(4)]: (6, 4),
     }.items():
-        assert summation.in_turn(summation.partial_sums(2, [5, 24], dtype, 0, added(parts))[0]) == told
-    assert summation.kept(2, [5, 24], dtype, added(lambda terms: [terms])) == pytest.approx(of, abs=0.1)
+        assert products.in_turn(products.partial_sums(2, [5, 24], dtype, 0, added(parts))[0]) == told
+    assert products.kept(2, [5, 24], dtype, added(lambda terms: [terms])) == pytest.approx(of, abs=0.1)
 
 
 PROFILE = """40.00%  [JIT] tid 7          [.] 0x00007f1d      -      -
@@ -162,9 +159,9 @@ PROFILE = """40.00%  [JIT] tid 7          [.] 0x00007f1d      -      -
 
 
 def test_a_profile_names_the_function_that_took_the_most_samples_and_no_copying():
-    assert summation.most_sampled(PROFILE) == rows.WRITTEN
-    assert summation.most_sampled(PROFILE.replace("40.00", "10.00")) == "at::native::dot"
-    assert summation.most_sampled("") == rows.UNREPORTED
+    assert products.most_sampled(PROFILE) == rows.WRITTEN
+    assert products.most_sampled(PROFILE.replace("40.00", "10.00")) == "at::native::dot"
+    assert products.most_sampled("") == rows.UNREPORTED
 
 
 def attended(attend) -> dict[str, dict]:
@@ -202,7 +199,7 @@ def test_a_kernel_without_masks_leaves_these_forms_out():
 
 
 def test_the_sweep_sees_what_two_passes_give(llama, ids):
-    swept = {row["n_tokens"]: row for row in length_sweep.compare(llama, ids)}
+    swept = {row["n_tokens"]: row for row in cached_step.sweep(llama, ids)}
     full, split = full_and_split.full_pass(llama, ids[:, :9]), full_and_split.split_pass(llama, ids[:, :9])
     assert list(swept) == list(range(2, ids.shape[1] + 1))
     assert swept[9]["logits_equal"] == int(agreement.bits_equal(full.logits, split.logits).all())
@@ -211,16 +208,16 @@ def test_the_sweep_sees_what_two_passes_give(llama, ids):
 
 def test_control_a_changed_key_is_a_changed_cache(llama, ids):
     one, other = full_and_split.prefill(llama, ids), full_and_split.prefill(llama, ids)
-    assert length_sweep.cache_equal(one, other)
+    assert cached_step.cache_equal(one, other)
     other.layers[3].keys[0, 1, 5, 2] += 1e-6
-    assert not length_sweep.cache_equal(one, other)
+    assert not cached_step.cache_equal(one, other)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(llama, gpt2, ids, family):
     model = {"llama": llama, "gpt2": gpt2}[family]
-    reference, written = full_and_split.full_pass(model, ids), cache_factorial.caches(model, ids)
-    found = cache_factorial.query(model, ids, written[rows.FROM_FULL], rows.ALL_ROWS)
+    reference, written = full_and_split.full_pass(model, ids), cached_step.caches(model, ids)
+    found = cached_step.query(model, ids, written[rows.FROM_FULL], rows.ALL_ROWS)
     assert agreement.bits_equal(reference.logits, found.logits).all()
     assert {cache.get_seq_length() for cache in written.values()} == {ids.shape[1] - 1}
 
@@ -229,8 +226,8 @@ def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
     wrong = ids.clone()
     wrong[0, 3] += 1
     reference = full_and_split.full_pass(llama, ids)
-    cache = cache_factorial.caches(llama, wrong)[rows.FROM_PREFILL]
-    among, alone = (cache_factorial.query(llama, ids, cache, how) for how in (rows.ALL_ROWS, rows.ONE_ROW))
+    cache = cached_step.caches(llama, wrong)[rows.FROM_PREFILL]
+    among, alone = (cached_step.query(llama, ids, cache, how) for how in (rows.ALL_ROWS, rows.ONE_ROW))
     assert agreement.drift(reference.logits, among.logits).relative_rms > 1e-3
     assert agreement.drift(alone.logits, among.logits).relative_rms < 1e-5
 

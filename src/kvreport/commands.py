@@ -67,14 +67,14 @@ def train_scratch(
 ) -> None:
     """Train the model of the chapter "from scratch"; a killed run goes on from its last checkpoint."""
     from kvbook.models import placement
-    from kvreport.chapters.from_scratch.gpt import checkpoints, training
+    from kvreport.chapters.from_scratch.gpt import checkpoints
 
-    if size not in training.RECIPES:
-        raise UserError(f"no size {size!r}: choose one of {', '.join(training.RECIPES)}")
+    if size not in checkpoints.RECIPES:
+        raise UserError(f"no size {size!r}: choose one of {', '.join(checkpoints.RECIPES)}")
     placement.device_of(device)
     if destination or corpus == checkpoints.STDLIB:
         folder = Path(destination) if destination else checkpoints.shipped(size)
-        folder = training.train(training.RECIPES[size], folder, corpus, device)
+        folder = checkpoints.train(checkpoints.RECIPES[size], folder, corpus, device)
     elif size == checkpoints.THREAD:
         folder = checkpoints.folder_of(size, corpus, device)
     else:

@@ -32,7 +32,7 @@ from kvreport.benchmarks import apart, switch
 from kvreport.benchmarks.results import EXPERIMENT
 from kvreport.benchmarks.turns import BenchSettings, by_turns, random_model, row, timer
 from kvreport.chapters.layer_drift import by_layer as layer_drift
-from kvreport.chapters.static_cache import StaticCacheSettings, memory_bandwidth, one_call
+from kvreport.chapters.static_cache import StaticCacheSettings, one_call, step_times
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import rows as static_rows
 from kvreport.chapters.static_cache import speed as static_speed
@@ -138,7 +138,7 @@ def _decoding(settings: BenchSettings) -> Rows:
 
 def _bandwidth(settings: BenchSettings) -> pd.DataFrame:
     """Read memory now, in the same minutes, whatever was measured before."""
-    return pd.DataFrame(memory_bandwidth.read(torch.device(settings.device)))
+    return pd.DataFrame(step_times.read(torch.device(settings.device)))
 
 
 def _check(settings: BenchSettings) -> Rows:

@@ -1,6 +1,6 @@
 """A step in one call beside the compiled one-row step and `generate`, on the same weights on large pages, by turns.
 
-All write the same number of tokens after the same prompt, greedily.  Between them the kernels of `memory_bandwidth`
+All write the same number of tokens after the same prompt, greedily.  Between them the kernels of `step_times`
 read memory: a step, which reads all weights and on average half of the cache, takes at least as long.
 
 A second experiment sets the fastest way of decoding, and a step in one call, beside llama.cpp.  llama.cpp is no
@@ -26,7 +26,7 @@ from kvbook.measuring import decoding, large_pages, memory, timing
 from kvbook.measuring.one_call import OneCall, fits
 from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, evidence, recording
-from kvreport.chapters.static_cache import BesideLlamaCppSettings, StaticCacheSettings, memory_bandwidth, subject
+from kvreport.chapters.static_cache import BesideLlamaCppSettings, StaticCacheSettings, step_times, subject
 from kvreport.chapters.static_cache.rows import GENERATE, MEMORY, ONE_CALL, OURS, THEIRS
 from kvreport.engines.gguf_file import write_gguf
 
@@ -56,7 +56,7 @@ def measure(settings: StaticCacheSettings, _: Inputs, loaded: loading.Loaded) ->
         OURS: lambda: steps_of(decoder, ids, count), ONE_CALL: lambda: by_calls(loaded.model, room, pages, ids, count),
         GENERATE: lambda: _by_generate(loaded.model, ids, count),
     }
-    kernels = memory_bandwidth.reading(memory_bandwidth.on_large_pages).values()
+    kernels = step_times.reading(step_times.on_large_pages).values()
     per_token = sum(each.nbytes for each in loaded.model.parameters())
     per_token += memory.kv_bytes_per_token(loaded.model.config, loaded.model.dtype) * (ids.shape[1] + count / 2)
     for repeat in progress.track(range(-1, settings.n_repeats), label="a step in one call: repeat"):

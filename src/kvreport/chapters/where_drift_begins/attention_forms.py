@@ -16,7 +16,7 @@ from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Rows, Writer
 from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins import rows as named
-from kvreport.chapters.where_drift_begins.gemm_map import inputs
+from kvreport.chapters.where_drift_begins.products import inputs
 
 HEADS, HEAD_DIM, DRAWS = 4, 32, 4
 # Positions after the last key that a mask hides, as a static cache has them.

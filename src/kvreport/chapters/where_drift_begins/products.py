@@ -1,8 +1,15 @@
-"""In which order a product adds up its terms, and which function does it, by shape, number of rows and threads.
+"""Products of matrices taken apart: which rows have equal bits, in which order terms add up, and what function does it.
+
+The map of one product tells with how many rows a row is bitwise identical to the same row among the most rows.  The
+numbers are such that every sum is zero, pair by pair, and rounding is all that is left: sums of random numbers, rounded
+to 16 bits, hide nearly every difference (`kvbook.exact.kernels.pairs`).
 
 A large number and its negative, among ones, swallow every one that is added between them.  So the sum tells how many
 terms stand in the smallest partial sum that holds both, and pair by pair the order comes to light (FPRev, Xie and
-others, 2025).  Rows, one a (number of threads, dtype, shape, number of rows): see ``data/README.md``.
+others, 2025).
+
+Rows, one a (dtype, threads, inner size, number of rows), and one a (number of threads, dtype, shape, number of rows):
+see ``data/README.md``.
 """
 
 import os
@@ -22,9 +29,11 @@ import torch
 from torch.nn.functional import linear
 
 from kvbook import UserError
+from kvbook.exact.kernels import draw, pairs, spread
 from kvbook.measuring import agreement
+from kvbook.models import placement
 from kvbook.runs import Experiment, Inputs, Rows, Writer, threads
-from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings, gemm_map, kernels
+from kvreport.chapters.where_drift_begins import WhereDriftBeginsSettings, kernels
 from kvreport.chapters.where_drift_begins.rows import ATTENTION, MULTIPLYING, UNREPORTED, WRITTEN
 
 # A row's numbers, the large one and the one: no sum of ones moves the large one in 32 bits; in 16 a sum can be told.
@@ -32,6 +41,54 @@ _SWALLOWING = {"float16": (2.0**15, 2.0**15, 2.0**-24)}
 _OTHERS = (1.0, 2.0**100, 1.0)
 # What `perf report` says of a function: its share of the samples, the file it is in, and its name.
 _SAMPLED = re.compile(r"\s*(?P<share>[\d.]+)%\s+(?P<file>\S+).*? \[\.\] (?P<name>.*?)(?:\s{2}|\s*$)")
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def factors(rows: int, inner: int, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the rows and the weight of a product whose every sum is zero but for rounding, in 32 bits."""
+    plus, minus = pairs(inner, seed)
+    terms = draw((rows, len(plus)), seed) * spread(len(plus))
+    x, weight = torch.zeros(rows, inner), draw((outer, inner), seed + 1)
+    x[:, plus], x[:, minus] = terms, -terms
+    weight[:, minus] = weight[:, plus]
+    return x, weight
+
+
+def compare(x: torch.Tensor, weight: torch.Tensor, product: Product = linear) -> Rows:
+    """Multiply the first 1, 2, ... rows and compare every row with the product of all."""
+    everything = product(x, weight)
+    for rows in range(1, len(x) + 1):
+        equal = agreement.bits_equal(everything[:rows], product(x[:rows], weight)).all(-1)
+        yield {"rows": rows, "first_row_equal": int(equal[0]), "equal_rows": int(equal.sum())}
+
+
+def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
+    """Refuse a device or dtype that is not there; no model is read."""
+    placement.check(settings.device, settings.dtypes)
+    return {"models": []}
+
+
+def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Map the product for every dtype, number of threads and inner size."""
+    device = placement.device_of(settings.device)
+    # Threads are the CPU's; a GPU's product does not know them.
+    counts = settings.threads if device.type == "cpu" else settings.threads[:1]
+    units = {
+        f"{dtype}|{count}|{inner}": (dtype, count, inner)
+        for dtype in settings.dtypes for count in counts for inner in settings.inner_sizes
+    }
+    for unit, (dtype, count, inner) in writer.pending(units, "map of the matrix product: case"):
+        drawn = factors(settings.max_rows, inner, settings.outer_size, settings.seed)
+        about = {"dtype": dtype, "threads": count, "inner_size": inner, "outer_size": settings.outer_size}
+        with threads.using(count):
+            writer.keep(unit, about, compare(*(t.to(device, getattr(torch, dtype)) for t in drawn)))
+
+
+EXPERIMENT = Experiment(
+    "gemm_map", WhereDriftBeginsSettings, inputs, measure, own_threads=True,
+    fields=frozenset({"device", "seed", "dtypes", "max_rows", "inner_sizes", "outer_size", "threads"}),
+)
 
 
 def partial_sums(rows: int, sizes: list[int], dtype: str, first: int, product: Callable = linear) -> torch.Tensor:
@@ -98,14 +155,14 @@ def most_sampled(report: str) -> str:
     return shares.most_common(1)[0][0] if shares else UNREPORTED
 
 
-def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
+def inputs_of_sums(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the model, of which only shapes are used, and refuse to profile without a profiler."""
     if settings.profiled and not shutil.which("perf"):
         raise UserError("profiled: functions are named by Linux's `perf`, which is not installed; leave it out")
     return kernels.inputs(settings)
 
 
-def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
+def measure_sums(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Take the products of every shape apart, and hold them against those of the most rows."""
     # A case for each number of rows; an operation is named once.
     by_shape: dict[tuple[str, bool, tuple[int, ...]], dict[str, None]] = {}
@@ -122,13 +179,15 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
         # A profiler takes seconds a call, and with more threads the functions are no others.
         profiled = settings.profiled and count == settings.threads[0]
         with threads.using(count):
-            writer.keep(unit, about, compare(settings, dtype, operations[0], sizes, profiled))
+            writer.keep(unit, about, compare_sums(settings, dtype, operations[0], sizes, profiled))
 
 
-def compare(settings: WhereDriftBeginsSettings, dtype: str, operation: str, sizes: list[int], profiled: bool) -> Rows:
+def compare_sums(
+    settings: WhereDriftBeginsSettings, dtype: str, operation: str, sizes: list[int], profiled: bool
+) -> Rows:
     """Name what runs for each number of rows, and compare order and bits with those of the most rows."""
     most, of = max(settings.kernel_rows), getattr(torch, dtype)
-    x, weight = (t.to(of) for t in gemm_map.factors(most, sizes[1], sizes[0], settings.seed))
+    x, weight = (t.to(of) for t in factors(most, sizes[1], sizes[0], settings.seed))
     whole, wholly = linear(x, weight), None
     for rows in sorted(settings.kernel_rows, reverse=True):
         call = kernels.call(dtype, operation, sizes, rows)
@@ -146,7 +205,7 @@ def compare(settings: WhereDriftBeginsSettings, dtype: str, operation: str, size
         yield row
 
 
-EXPERIMENT = Experiment(
-    "summation", WhereDriftBeginsSettings, inputs, measure, own_threads=True,
+SUMS = Experiment(
+    "summation", WhereDriftBeginsSettings, inputs_of_sums, measure_sums, own_threads=True,
     fields=frozenset({"model", "weights", "device", "seed", "dtypes", "kernel_rows", "threads", "profiled"}),
 )

@@ -1,12 +1,18 @@
-"""Whose fault is the drift: that of the keys and values in the cache, or that of the new token's own pass.
+"""The cached step: whose fault its drift is, and at which lengths of a text there is none.
 
 Keys and values of the prefix come from the full pass, from a prefill, or from decoding token by token; the last token
 runs on top of them alone, or together with all other rows, in products of the full pass's shape.  Each text is scored
-at the settings' length and at one token more, since a kernel that works in blocks may tell the two apart.  Rows, one a
-(model, dtype, sample, length, source of the cache, query): see ``data/README.md``.
+at the settings' length and at one token more, since a kernel that works in blocks may tell the two apart.
+
+A second experiment cuts texts at every length, and asks at which prefix + last token is bitwise identical to the full
+pass.
+
+Rows, one a (model, dtype, sample, length, source of the cache, query), and one a (model, attention, dtype, sample,
+length): see ``data/README.md``.
 """
 
 import copy
+import itertools
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -116,4 +122,57 @@ def work(settings: WhereDriftBeginsSettings) -> Work:
 EXPERIMENT = Experiment(
     "cache_factorial", WhereDriftBeginsSettings, inputs, measure,
     fields=FIELDS | {"n_samples", "n_tokens"}, work=work, revision=2,
+)
+
+
+def cache_equal(full: Cache, prefix: Cache) -> bool:
+    """Tell whether a prefix's keys and values have the bits of the full pass's."""
+    pairs = zip(full_and_split.states_of(full), full_and_split.states_of(prefix), strict=True)
+    return all(agreement.bits_equal(whole[..., : part.shape[-2], :], part).all() for whole, part in pairs)
+
+
+def sweep(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
+    """Score the last token of every prefix both ways."""
+    before = model(ids[:, :1], use_cache=True).past_key_values
+    for length in range(2, ids.shape[1] + 1):
+        full = model(ids[:, :length], use_cache=True)
+        equal = int(cache_equal(full.past_key_values, before))
+        # The shorter full pass is the prefill; the step makes it one longer, and the longer full pass takes its place.
+        step = model(ids[:, length - 1 : length], past_key_values=before, use_cache=True)
+        reference, found = full.logits[0, -1].cpu(), step.logits[0, -1].cpu()
+        yield {
+            "n_tokens": length, "cache_equal": equal, "logits_equal": int(agreement.bits_equal(reference, found).all()),
+            "relative_rms": agreement.drift(reference, found).relative_rms.item(),
+        }
+        before = full.past_key_values
+
+
+def inputs_of_sweep(settings: WhereDriftBeginsSettings) -> Inputs:
+    """Name the settings' first model and the corpus, and refuse what cannot be run."""
+    swept = {"longest": settings.longest, "n_swept": settings.n_swept}
+    return swept | samples.inputs(settings, [settings.model], settings.n_swept, settings.longest)
+
+
+def measure_sweep(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
+    """Sweep the first text with the settings' first model in both attentions, and further ones in the model's own."""
+    for attention, dtype in itertools.product((None, "eager"), settings.dtypes):
+        loaded = samples.load(settings, settings.model, dtype, attention)
+        implementation = loaded.model.config._attn_implementation
+        if attention is None and implementation == "eager":
+            continue  # the next case is this one
+        n_texts = 1 if attention else settings.n_swept
+        case, label = f"{attention}|{dtype}", f"every length, {implementation}, {dtype}"
+        for text in samples.pending(settings, writer, loaded, case, label, n_texts, settings.longest):
+            text.keep(sweep(loaded.model, text.ids), attention=implementation)
+
+
+def work_of_sweep(settings: WhereDriftBeginsSettings) -> Work:
+    """Count the passes of each model in each dtype."""
+    # Stock attention and the eager one; half of the length on average.
+    n_passes = (1 + settings.n_swept) * settings.longest
+    return Work(settings.longest // 2, n_passes, n_passes, settings.dtypes)
+
+
+SWEEP = Experiment(
+    "length_sweep", WhereDriftBeginsSettings, inputs_of_sweep, measure_sweep, FIELDS, work=work_of_sweep, revision=2
 )
