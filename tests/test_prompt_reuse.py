@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from kvbook.measuring import agreement
 from kvbook.models import loading
 from kvreport.chapters.prompt_reuse import PromptReuseSettings, continuations, measures, rows, split_keys, tables
+from kvreport.chapters.prompt_reuse.continuations import kind_of
 from kvreport.chapters.prompt_reuse.rows import AS_IS, CHAT, CONTINUED, DOCUMENTED, JOINED, SHARED, THREAD
-from kvreport.chapters.prompt_reuse.tokenizer_boundaries import kind_of
 from kvreport.publishing import found as found_in
 from kvreport.publishing import statements
 

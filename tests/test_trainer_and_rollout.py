@@ -12,7 +12,6 @@ from kvreport.chapters.trainer_and_rollout import (
     measures,
     policy_gradient,
     rollouts,
-    scoring,
 )
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import found
@@ -43,11 +42,11 @@ def estimate(measure, written, compared):
 @pytest.mark.parametrize("at_once", [1, 5, 64])
 def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, texts, at_once):
     with torch.inference_mode():
-        expected = scoring.one_pass(model, "x", texts, 8)["x"]
-        on_cache = scoring.cached(model, "x", texts, 8, at_once)["x"]
+        expected = rollouts.one_pass(model, "x", texts, 8)["x"]
+        on_cache = rollouts.cached(model, "x", texts, 8, at_once)["x"]
         assert expected.shape == on_cache.shape == (3, 13)
         assert torch.allclose(expected, on_cache, atol=1e-4)
-        assert torch.allclose(expected, scoring.padded(model, "x", texts, 8)["x"], atol=1e-4)
+        assert torch.allclose(expected, rollouts.padded(model, "x", texts, 8)["x"], atol=1e-4)
         # Control: the text before or behind, and the token beside, would not pass.
         assert not torch.allclose(expected, on_cache.roll(1, 0), atol=1e-1)
         assert not torch.allclose(expected, on_cache.roll(1, 1), atol=1e-1)
@@ -55,10 +54,10 @@ def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, texts
 
 def test_control_a_changed_weight_is_found(model, texts):
     with torch.inference_mode():
-        before = scoring.one_pass(model, "x", texts, 8)["x"]
+        before = rollouts.one_pass(model, "x", texts, 8)["x"]
         weight = model.base_model.layers[0].mlp.down_proj.weight
         weight[0] += 0.1
-        changed = scoring.one_pass(model, "x", texts, 8)["x"]
+        changed = rollouts.one_pass(model, "x", texts, 8)["x"]
         weight[0] -= 0.1
     assert (before - changed).abs().mean() > 1e-3
 
@@ -66,7 +65,7 @@ def test_control_a_changed_weight_is_found(model, texts):
 def test_processed_log_probabilities_are_those_of_the_distribution_that_sampling_draws_from():
     logits = torch.randn(2, 1, 400, generator=torch.Generator().manual_seed(1))
     for token in range(0, 400, 37):
-        columns = scoring.processed(logits, torch.full((2, 1), token))
+        columns = rollouts.processed(logits, torch.full((2, 1), token))
         for row in range(2):
             ordered = logits[row, 0].softmax(-1).double().sort(descending=True).values
             kept = ordered[: int((ordered.cumsum(0) < named.TOP_P).sum()) + 1]

@@ -30,7 +30,7 @@ from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
 from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import BASELINE, CACHED, CHOICES, GREEDY, NO_CACHE
-from kvreport.chapters.does_it_matter.writing import Chooser, Step, to_the_end, write
+from kvreport.chapters.does_it_matter.variants import Chooser, Step, to_the_end, write
 
 ONE_PASS = variants.Variant(named.ONE_PASS, variants.whole)
 # The ways that read the baseline's text.

@@ -13,7 +13,7 @@ import torch
 from kvbook.measuring import choosing, predictions
 from kvbook.models.corpus import Sample
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer
-from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants, writing
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import BATCH, GREEDY, SAMPLED, SINGLE, UNPADDED, Cell
 
@@ -58,19 +58,19 @@ def together(cell: Cell, samples: list[Sample]) -> list[list[Sample]]:
 
 def texts_of(subject: variants.Subject, cell: Cell, samples: list[Sample], n_new: int, width: int, seed: int) -> Rows:
     """Write the texts of a cell."""
-    model, choose = subject.baseline.model, writing.Chooser(cell.choice, seed)
+    model, choose = subject.baseline.model, variants.Chooser(cell.choice, seed)
     long = {one.index for group in variants.groups(samples)[1::2] for one in group}
     for group in together(cell, samples):
         # A smaller batch is filled up with copies, at whose texts nobody looks.
         some = group if cell.batch == SINGLE else [group[row % len(group)] for row in range(BATCH)]
         prompts = [subject.tensor(one.ids[: None if one.index in long else -LONGER]) for one in some]
         if cell.cache == named.LOOKUP:
-            written = writing.write_by_lookup(model, prompts[0], n_new)
+            written = variants.write_by_lookup(model, prompts[0], n_new)
         else:
             indices = [one.index for one in some]
-            written = writing.write(model, prompts, indices, n_new, choose, cell.cache, cell.padding, width)
+            written = variants.write(model, prompts, indices, n_new, choose, cell.cache, cell.padding, width)
         # Texts first: the last group's copies are beyond the group's end.
-        for one, prompt, steps in zip(group, prompts, writing.to_the_end(model, written), strict=False):
+        for one, prompt, steps in zip(group, prompts, variants.to_the_end(model, written), strict=False):
             # A sampled token does not depend on which logit is the largest.
             gaps = " ".join(f"{_gap(step.scores):.4g}" for step in steps) if cell.choice == GREEDY else None
             yield {

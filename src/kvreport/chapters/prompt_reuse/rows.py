@@ -28,7 +28,7 @@ NO_REUSE, AS_IS, SHARED = "no reuse", "prefix cache as it is", "longest common p
 # Names of the thread's own prompts.
 OWN = ("0", "1")
 
-# Of ``seams``: where a text is cut; see `tokenizer_boundaries`.
+# Of ``seams``: where a text is cut; see `continuations`.
 PLACES = ("inside a word", "after a space", "before a space", "after a line break", "mark before a letter", "elsewhere")
 ANYWHERE = "anywhere"
 
