@@ -7,7 +7,7 @@ from small_models import generated
 
 from kvbook import paths
 from kvbook.models import listing, loading, packages, registry, sources
-from kvreport.chapters.models import ModelsSettings, greedy_samples, measures, shapes, tables
+from kvreport.chapters.models import ModelsSettings, greedy_samples, measures, rows, tables
 from kvreport.publishing import found
 from kvreport.publishing.found import Found
 from kvreport.publishing.statements import check
@@ -72,7 +72,7 @@ def test_all_stand_ins_are_followed_by_the_trained_model_where_it_is_here(monkey
 
 
 def test_the_architectures_are_the_published_ones():
-    table = shapes.architectures().set_index("hub id")
+    table = rows.architectures().set_index("hub id")
     assert table.loc["tiiuae/falcon-7b", ["layers", "width", "heads", "KV heads"]].tolist() == [32, 4544, 71, 1]
     assert table.loc["meta-llama/Llama-3.1-8B-Instruct", "KV heads"] == 8
     assert table.loc["mosaicml/mpt-7b", ["KV heads", "used by"]].tolist() == [32, "blog-past"]
@@ -98,7 +98,7 @@ def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
 
 
 def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the_page():
-    scores = shapes.stand_ins()
+    scores = rows.stand_ins()
     for bits, outcome in ((scores["model"], "holds"), (9.0, "fails")):
         planted = Found({"stand ins": lambda bits=bits: scores.assign(model=bits)}, {})
         assert check(measures.STATEMENTS["stand-ins-have-learnt"], planted).outcome == outcome
