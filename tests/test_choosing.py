@@ -74,7 +74,7 @@ def test_no_experiment_takes_topk():
     source = paths.ROOT / "src"
     files = [*(source / "kvreport" / "chapters").rglob("*.py"), *(source / "kvbook" / "measuring").rglob("*.py")]
     # The two candidates of a margin, and what stands beside a chosen token: nothing is written from either.
-    beside = {"choosing.py", "predictions.py", "asking.py"}
+    beside = {"choosing.py", "predictions.py", "measuring.py"}
     assert {file.name for file in files if choices(file.read_text("utf-8"))} == beside
     # Control: the loop that this book once had.
     assert choices("best = logits.topk(2)\ntoken = best.indices[0]") == ["topk"]

@@ -22,13 +22,12 @@ from kvreport.chapters.does_it_matter import (
     DoesItMatterSettings,
     classifier,
     figures,
-    first_divergence,
     long_contexts,
     measures,
     tables,
     teacher_forced,
-    usage_factorial,
     variants,
+    written_texts,
 )
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.publishing import found
@@ -54,7 +53,7 @@ def settings(folder, text_folder):
 
 @pytest.fixture(scope="module")
 def diverged(settings):
-    return first_divergence.EXPERIMENT.run(settings)
+    return written_texts.EXPERIMENT.run(settings)
 
 
 @pytest.fixture(scope="module")
@@ -298,14 +297,14 @@ def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[varia
     ("other", "expected"), [([1, 2, 3], (3, 0)), ([1, 9, 3], (2, 1)), ([1, 2, 9, 9], (3, 1)), ([1, 2, 3, 9], (3, 0))]
 )
 def test_watching_counts_the_step_that_diverges_and_ends_with_the_baselines_text(other, expected):
-    (row,) = first_divergence.watch([steps_of([1, 2, 3])], ([step] for step in steps_of(other)))
+    (row,) = written_texts.watch([steps_of([1, 2, 3])], ([step] for step in steps_of(other)))
     assert (row["steps"], row["parted"]) == expected
 
 
 def test_a_divergence_is_at_an_exact_tie_only_where_both_candidates_have_equal_scores():
     def found(ours: list[float], theirs: list[float]) -> dict:
         baseline, other = (steps_of([int(np.argmax(scores))], scores) for scores in (ours, theirs))
-        return first_divergence.watch([baseline], [other])[0]
+        return written_texts.watch([baseline], [other])[0]
 
     tie = found([0.0, 5.0, 5.0], [0.0, 4.0, 5.0])
     assert (tie["tied_baseline"], tie["tied"], tie["margin_baseline"], tie["margin"]) == (1, 0, 0, 1)
@@ -316,7 +315,7 @@ def test_a_divergence_is_at_an_exact_tie_only_where_both_candidates_have_equal_s
 
 def test_nothing_is_written_after_every_text_of_a_batch_has_diverged_or_ended():
     written = (steps_of([9 if place == 2 else 1, 1]) for place in range(9))
-    rows = first_divergence.watch([steps_of([1] * 9), steps_of([1] * 4)], written)
+    rows = written_texts.watch([steps_of([1] * 9), steps_of([1] * 4)], written)
     assert [(row["steps"], row["parted"]) for row in rows] == [(3, 1), (4, 0)]
     assert len(list(written)) == 9 - 4
 
@@ -333,11 +332,11 @@ def tokens_of(steps: list[variants.Step]) -> list[int]:
 def test_what_reads_a_text_diverges_where_what_is_written_on_such_a_cache_does(subject):
     model = subject.baseline.model
     prompts = torch.randint(11, 320, (6, 10), generator=torch.Generator().manual_seed(8))
-    rows = first_divergence.diverge(subject, prompts, list(range(6)), 14, GREEDILY)
+    rows = written_texts.diverge(subject, prompts, list(range(6)), 14, GREEDILY)
     found = {(text, row["way"]): row for text, row in rows}
     seen = []
     for text, prompt in enumerate(prompts.split(1)):
-        path = [int(token) for token in found[text, first_divergence.BASELINE]["path"].split()]
+        path = [int(token) for token in found[text, written_texts.BASELINE]["path"].split()]
         cache = rounded_caches.make(model.config, 4, 4)
         # It does not stop at the end token.
         rounded = generated(model, prompt, len(path), past_key_values=cache, eos_token_id=-1).sequences[0, 10:].tolist()
@@ -353,9 +352,9 @@ def test_what_reads_a_text_diverges_where_what_is_written_on_such_a_cache_does(s
 
 def test_single_texts_are_written_alone_and_the_batch_is_a_way_of_its_own(subject, monkeypatch):
     prompts = torch.randint(11, 320, (3, 10), generator=torch.Generator().manual_seed(8))
-    fed, true = [], first_divergence.write
-    monkeypatch.setattr(first_divergence, "write", lambda *to: fed.append((len(to[1]), *to[5:])) or true(*to))
-    found = list(first_divergence.diverge(subject, prompts, [0, 1, 2], 6, GREEDILY, cached_only=True))
+    fed, true = [], written_texts.write
+    monkeypatch.setattr(written_texts, "write", lambda *to: fed.append((len(to[1]), *to[5:])) or true(*to))
+    found = list(written_texts.diverge(subject, prompts, [0, 1, 2], 6, GREEDILY, cached_only=True))
     assert Counter(fed) == {(1, named.NO_CACHE): 3, (1,): 3, (variants.BATCH,): 1}
     assert Counter(row["way"] for _, row in found) == dict.fromkeys((named.BASELINE, named.CACHED, named.TOGETHER), 3)
 
@@ -372,13 +371,13 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
 
 def test_every_way_is_watched_for_every_prompt_and_choice(diverged):
     rows = diverged.rows
-    written = {first_divergence.BASELINE, first_divergence.CACHED, named.TOGETHER}
-    ways = written | {way.name for way in first_divergence.WATCHED}
+    written = {written_texts.BASELINE, written_texts.CACHED, named.TOGETHER}
+    ways = written | {way.name for way in written_texts.WATCHED}
     assert set(rows["way"]) == ways
     assert len(rows) == 2 * 2 * len(ways) * 4
     # A quarter of 24 tokens is the prompt.
     assert rows["steps"].between(1, 18).all()
-    baseline = rows[rows["way"] == first_divergence.BASELINE]
+    baseline = rows[rows["way"] == written_texts.BASELINE]
     for column in ("path", "margins"):
         assert (baseline[column].str.split().str.len() == baseline["steps"]).all()
     columns = ["token", "instead", "margin", "margin_baseline", "tied", "tied_baseline"]
@@ -427,7 +426,7 @@ def test_what_is_written_is_bitwise_what_generate_writes(subject, cache, padding
 @pytest.fixture(scope="module")
 def usage(settings):
     many = settings.model_copy(update={"corpus": "stdlib", "n_usage": 10, "n_tokens": 48})
-    return found.of_runs("does_it_matter", {"usage_factorial": usage_factorial.EXPERIMENT.run(many)})
+    return found.of_runs("does_it_matter", {"usage_factorial": written_texts.USAGE.run(many)})
 
 
 def test_every_cell_that_is_planned_writes_every_prompt_in_both_dtypes(usage):
@@ -465,7 +464,7 @@ def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_ti
     padded = named.Cell(named.GREEDY, named.SINGLE, named.LEFT, named.DYNAMIC)
 
     def written():
-        return pd.DataFrame(usage_factorial.texts_of(subject, padded, samples, 12, 10, 0)).set_index("sample")
+        return pd.DataFrame(written_texts.texts_of(subject, padded, samples, 12, 10, 0)).set_index("sample")
 
     def late(self, ids, position_ids, **more):
         # A written token stands one place too far behind the prompt.
@@ -481,7 +480,7 @@ def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_ti
 def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subject):
     prompt = torch.randint(11, 320, (1, 10), generator=torch.Generator().manual_seed(10))
     path = tokens_of(written_alone(subject.baseline.model, prompt, 16))
-    rows = list(first_divergence.follow(subject, prompt, path, 7, (path[6] + 1) % 320, GREEDILY))
+    rows = list(written_texts.follow(subject, prompt, path, 7, (path[6] + 1) % 320, GREEDILY))
     assert [row["offset"] for row in rows] == list(range(-6, 10))
     by_offset = {row["offset"]: row for row in rows}
     assert all(by_offset[k]["token_equal"] and by_offset[k]["kl_free"] < 1e-8 for k in range(-6, 0))
@@ -493,8 +492,8 @@ def test_two_continuations_are_equal_up_to_the_divergence_and_free_after_it(subj
 def test_without_a_divergence_nothing_is_followed_and_with_some_every_pair_is(diverged, settings, monkeypatch):
     def followed(**values):
         before = SimpleNamespace(rows=diverged.rows.assign(**values))
-        monkeypatch.setattr(first_divergence, "EXPERIMENT", SimpleNamespace(run=lambda _: before))
-        return first_divergence.AFTER.run(settings)
+        monkeypatch.setattr(written_texts, "EXPERIMENT", SimpleNamespace(run=lambda _: before))
+        return written_texts.AFTER.run(settings)
 
     assert followed(parted=0) is None
     assert len(followed(parted=1, token=5).rows[["dtype", "sample"]].drop_duplicates()) == 2 * 4

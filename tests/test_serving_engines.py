@@ -13,7 +13,7 @@ from refusing import refusal
 
 from kvbook import paths
 from kvbook.server import check, client, prompts
-from kvreport.chapters.serving_engines import ServingEnginesSettings, asking, measures, measuring, rows, tables
+from kvreport.chapters.serving_engines import ServingEnginesSettings, measures, measuring, rows, tables
 from kvreport.publishing import found
 
 SETTINGS = ServingEnginesSettings(n_samples=2, prompt_tokens=34, new_tokens=6)
@@ -86,12 +86,12 @@ def test_a_divergence_is_that_of_the_likeliest_tokens_and_the_rest():
 def test_an_answer_is_read_in_both_forms_and_refused_without_log_probabilities():
     content = [{"id": 5, "token": " a", "logprob": -0.25, "top_logprobs": [{"id": 5, "logprob": -0.25}]}]
     usage = {"prompt_tokens_details": {"cached_tokens": 16}}
-    first = asking.written({"choices": [{"logprobs": {"content": content}}], "usage": usage})
+    first = measuring.written({"choices": [{"logprobs": {"content": content}}], "usage": usage})
     told = {"tokens": ["token_id:5"], "token_logprobs": [-0.25], "top_logprobs": [{"token_id:5": -0.25}]}
-    assert first == asking.written({"choices": [{"logprobs": told}], "usage": usage})
+    assert first == measuring.written({"choices": [{"logprobs": told}], "usage": usage})
     assert (first.tokens, first.cached) == ([5], 16)
     with pytest.raises(client.Refused, match="no log-probabilities"):
-        asking.written({"choices": [{"text": " a"}]})
+        measuring.written({"choices": [{"text": " a"}]})
 
 
 def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):

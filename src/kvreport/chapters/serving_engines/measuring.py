@@ -1,29 +1,101 @@
 """What an engine writes after the same prompts in several ways, and what transformers in fp64 says of it.
 
-An experiment for each engine, which measures nothing where its environment is not there.  Rows, one a token: see
-``data/README.md``.
+Requests are by token ids, to an engine's server or to the library in process.  An experiment for each engine, which
+measures nothing where its environment is not there.  Rows, one a token: see ``data/README.md``.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
+from transformers import DynamicCache, PreTrainedModel
 
 from kvbook import UserError
+from kvbook.measuring import choosing
 from kvbook.models import corpus, loading, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
-from kvbook.server.client import Refused
-from kvreport.chapters.serving_engines import ServingEnginesSettings, asking
+from kvbook.scores import adapters
+from kvbook.server.client import Client, Refused
+from kvbook.server.session import FIELDS
+from kvreport.chapters.serving_engines import ServingEnginesSettings
 from kvreport.chapters.serving_engines import rows as named
-from kvreport.chapters.serving_engines.asking import Written
 from kvreport.engines import serving
 from kvreport.engines.listed import BF16, ENGINES, FP32
 
+# Likeliest tokens of each position, over which a divergence is taken.
+TOP = 20
 _COLUMNS = (
     "engine", "dtype", "way", "texts", "sample", "source", "position", "token", "logprob", "logprob_fp64", "kl_fp64",
     "cached", "refused",
 )
+
+
+class Written(NamedTuple):
+    """What was written after a prompt: per token its id, its log-probability, and those of the likeliest ids."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[dict[int, float]]
+    cached: int | None = None
+
+
+def ask(server: Client, ids: Sequence[int], tokens: int, cold: Sequence[str] = ()) -> Written:
+    """Have a prompt continued greedily; with the fields of `cold`, from nothing reused."""
+    fresh = {name: FIELDS[name]() for name in cold}
+    return written(server.continued(list(ids), tokens, logprobs=TOP, return_tokens_as_token_ids=True, **fresh))
+
+
+def together(server: Client, prompts: Sequence[Sequence[int]], tokens: int, cold: Sequence[str] = ()) -> list[Written]:
+    """Send several requests at the same time."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda ids: ask(server, ids, tokens, cold), prompts))
+
+
+def written(reply: Mapping[str, Any]) -> Written:
+    """Read an answer whose tokens have ids: llama.cpp's form, or vLLM's."""
+    details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
+    tokens, logprobs, likeliest = adapters.of_choice(reply["choices"][0], "id")
+    if not tokens:
+        raise Refused("the answer has no log-probabilities")
+    top = [{_id(token): value for token, value in each.items()} for each in likeliest]
+    return Written([_id(token) for token in tokens], logprobs, top, details.get("cached_tokens"))
+
+
+def _id(token: int | str) -> int:
+    """Read an id, in vLLM's form too, which is a text."""
+    return int(str(token).removeprefix("token_id:"))
+
+
+@torch.inference_mode()
+def write(model: PreTrainedModel, prompts: list[list[int]], tokens: int, warm: bool = False) -> list[Written]:
+    """Continue prompts together; warm ones compute only what follows the last whole block of a prefix cache."""
+    cache, ids = DynamicCache(config=model.config), torch.tensor(prompts, device=model.device)
+    cached = (ids.shape[1] - 1) // named.BLOCK * named.BLOCK if warm else 0
+    if cached:
+        model(ids[:, :cached], past_key_values=cache)
+    found = [Written([], [], [], cached) for _ in prompts]
+    for _, logits, chosen in choosing.written(model, ids[:, cached:], tokens, cache):
+        logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        best = logs.topk(min(TOP, logs.shape[-1]))
+        for row, one in enumerate(found):
+            if not one.tokens or one.tokens[-1] not in choosing.ends_of(model):
+                one.tokens.append(int(chosen[row]))
+                one.logprobs.append(float(logs[row, chosen[row]]))
+                one.top.append(dict(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)))
+    return found
+
+
+@torch.inference_mode()
+def read(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Return the log-probabilities of every token at each place of a text, by one pass without a cache."""
+    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=model.device)
+    hidden = model.base_model(ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+    return model.get_output_embeddings()(hidden).log_softmax(-1)
+
+
 # Takes the way, ids of prompts and how many tokens are wanted.
 Ask = Callable[[str, list[list[int]], int], list[Written]]
 
@@ -54,16 +126,16 @@ def _asking(settings: ServingEnginesSettings, name: str, dtype: str, mode: str) 
     """Start an engine's server, or take the library in this process, and give what asks it."""
     if name == "transformers":
         model = samples.load(settings, settings.model, dtype).model
-        yield lambda way, prompts, tokens: asking.write(model, prompts, tokens, way == named.WARM)
+        yield lambda way, prompts, tokens: write(model, prompts, tokens, way == named.WARM)
         return
     with serving.serving(name, dtype, mode) as server:
 
         def ask(way: str, prompts: list[list[int]], tokens: int) -> list[Written]:
             if way != named.WARM:
-                return asking.together(server, prompts, tokens, ENGINES[name].cold)
+                return together(server, prompts, tokens, ENGINES[name].cold)
             # Right after it was asked for: a server has a few places in which a prefix is kept.
-            asking.together(server, prompts, 1)
-            return asking.together(server, prompts, tokens)
+            together(server, prompts, 1)
+            return together(server, prompts, tokens)
 
         yield ask
 
@@ -105,7 +177,7 @@ def _eights(asked: list[corpus.Sample]) -> list[list[corpus.Sample]]:
 
 def _tokens(said: torch.nn.Module, prompt: list[int], one: Written) -> Rows:
     """Lay out what was written, beside what fp64 says of the same text."""
-    logs = asking.read(said, prompt, one.tokens)
+    logs = read(said, prompt, one.tokens)
     for place, (token, value, top) in enumerate(zip(one.tokens, one.logprobs, one.top, strict=True)):
         yield {
             "position": place, "token": token, "logprob": f"{value:.9g}",
