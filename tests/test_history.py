@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from unittest.mock import Mock
 
 import history as gathering
 import pandas as pd
@@ -148,12 +149,8 @@ def test_a_release_that_the_atlas_does_not_end_on_is_said_and_leaves_no_row(rele
 
 
 def test_of_a_release_that_cannot_be_imported_each_row_says_so(release, monkeypatch, capsys):
-    def run(made, _, quiet=False):
-        if (made / ".imported").exists():
-            return 1
-        raise UserError("cannot be imported here: ImportError: too old")
-
-    monkeypatch.setattr(gathering.releases, "run", run)
+    too_old = Mock(side_effect=UserError("cannot be imported here: ImportError: too old"))
+    monkeypatch.setattr(gathering.releases, "run", too_old)
     gathering.main()
     assert "5.0.0: cannot be imported here" in capsys.readouterr().out
     for name in ("gpt2", "llama"):

@@ -114,14 +114,14 @@ def test_an_environment_is_made_once_of_a_release_and_what_pip_says_that_the_run
     planned = [{"metadata": {"name": name, "version": v}, "requested": asked} for name, v, asked in named]
     installed = []
 
-    def told(*command, **_):
+    def run(command, **_):
         if "--target" in command:
             made, *packages = command[command.index("--target") + 1 :]
             Path(made).mkdir()
             installed.extend(packages)
         return subprocess.CompletedProcess(command, 0, json.dumps({"install": planned}), "")
 
-    monkeypatch.setattr(releases, "_told", told)
+    monkeypatch.setattr(releases.subprocess, "run", run)
     assert releases.environment("5.5.4", tmp_path) == releases.environment("5.5.4", tmp_path)
     assert installed == ["tokenizers==1.0", "transformers==5.5.4"]
 

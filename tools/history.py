@@ -91,31 +91,20 @@ def report(release: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def refusal(made: Path) -> str:
-    """Say why a release cannot be imported; one that can be stopped for another reason, which its output says."""
-    (made / ".imported").unlink()
-    try:
-        releases.run(made, ["--help"], quiet=True)
-    except UserError as error:
-        return str(error)
-    raise UserError("the atlas does not run there")
-
-
 def measure(release: str, names: Sequence[str] = ()) -> None:
     """Measure a release, all of its architectures or some, record it and report what is new."""
     start, rows = time.monotonic(), paths.BUILD / "history" / f"{release}.jsonl"
     made = releases.environment(release, RELEASES)
-    # A trial import would take as long as ten architectures.
-    (made / ".imported").touch()
     options = ["--paths-only", "--workers", "1", "--seconds", LONGEST, "--rows", str(rows)]
-    if releases.run(made, ["atlas", *names, *options]):
-        reason = refusal(made)
-        write(release, [
-            {"release": release, "architecture": name, "status": history.FAILS, "reason": reason}
-            for name in listed(release)
-        ])
+    try:
+        status = releases.run(made, ["atlas", *names, *options])
+    except UserError as error:
+        failed = {"status": history.FAILS, "reason": str(error)}
+        write(release, [{"release": release, "architecture": name, **failed} for name in listed(release)])
         shutil.rmtree(made)
-        raise UserError(reason)
+        raise
+    if status:
+        raise UserError("the atlas does not run there")
     write(release, gathered(rows, release))
     rows.with_suffix(".md").write_text(report(release), encoding="utf-8")
     shutil.rmtree(made)

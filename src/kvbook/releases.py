@@ -42,8 +42,15 @@ class Span(NamedTuple):
         return [f"{'wrong from':14s} {self.first}, {before}", f"{'wrong until':14s} {self.last}, {after}"]
 
 
-def _told(*command: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, env=env, capture_output=True, text=True)
+def _said(refusal: str, *command: str, env: dict[str, str] | None = None) -> str:
+    """Run a command and return what it prints, or refuse with the last thing that it complains of."""
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no reason given"]
+        # Behind pip's errors stand its remarks.
+        said = [line for line in lines if line.startswith("ERROR")] or lines
+        raise UserError(f"{refusal}: {said[-1]}")
+    return done.stdout.strip()
 
 
 def environment(release: str, folder: Path) -> Path:
@@ -65,12 +72,8 @@ def environment(release: str, folder: Path) -> Path:
 
 def run(made: Path, arguments: list[str], quiet: bool = False) -> int:
     """Run a command of kvbook in an environment; return its exit status, or refuse a release that is not imported."""
-    if not (imported := made / ".imported").exists():
-        tried = _told(sys.executable, "-c", "import kvbook.atlas.running", env=variables(made))
-        if tried.returncode:
-            raise UserError(f"{made.name} cannot be imported here: {tried.stderr.strip().splitlines()[-1]}")
-        # Seconds that only the first command in an environment need spend.
-        imported.touch()
+    imported = sys.executable, "-c", "import kvbook.atlas.running"
+    _said(f"{made.name} cannot be imported here", *imported, env=variables(made))
     to = subprocess.DEVNULL if quiet else None
     command = [sys.executable, "-m", "kvbook", *arguments]
     return subprocess.run(command, env=variables(made), stdout=to, stderr=to).returncode
@@ -83,10 +86,9 @@ def variables(made: Path) -> dict[str, str]:
 
 
 def _commit(checkout: Path) -> str:
-    told = _told("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12")
-    commit = told.stdout.strip()
-    if told.returncode or commit.endswith("-dirty"):
-        raise UserError(f"{checkout} has no commit of its own, or changes beside it: commit them first")
+    commit = _git(checkout, "describe", "--always", "--dirty", "--abbrev=12")
+    if commit.endswith("-dirty"):
+        raise UserError(f"{checkout} has changes beside its commit: commit them first")
     return commit.replace("/", "-")
 
 
@@ -100,11 +102,7 @@ def _install(wanted: str, folder: Path) -> None:
 
 def _pip(wanted: str, *arguments: str) -> str:
     quietly = ("--quiet", "--no-input", "--no-compile", "--disable-pip-version-check")
-    done = _told(*_PIP, "install", *quietly, *arguments, wanted)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise UserError(f"cannot install {wanted}: {said[-1] if said else 'pip gave no reason'}")
-    return done.stdout
+    return _said(f"cannot install {wanted}", *_PIP, "install", *quietly, *arguments, wanted)
 
 
 def check_path(path: str) -> None:
@@ -115,11 +113,9 @@ def check_path(path: str) -> None:
 
 def published() -> list[str]:
     """List the last patch of each minor release that the package index has, oldest first."""
-    listed = _told(*_PIP, "index", "versions", "transformers", "--disable-pip-version-check").stdout
-    found = re.search(r"Available versions: (.+)", listed)
-    if found is None:
-        raise UserError("the package index lists no releases of transformers: name them with --releases")
-    return last_patches(found[1].split(", "))
+    asked = "index", "versions", "transformers", "--disable-pip-version-check"
+    listed = _said("the package index lists no releases, so name them with --releases", *_PIP, *asked)
+    return last_patches(re.search(r"Available versions: (.+)", listed)[1].split(", "))
 
 
 def last_patches(versions: Sequence[str]) -> list[str]:
@@ -220,8 +216,4 @@ def of_commit(checkout: Path, outcome: Outcome) -> Outcome:
 
 
 def _git(checkout: Path, *arguments: str) -> str:
-    done = _told("git", "-C", str(checkout), *arguments)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
-        raise UserError(f"git cannot {arguments[0]} in {checkout}: {said[-1]}")
-    return done.stdout.strip()
+    return _said(f"git cannot {arguments[0]} in {checkout}", "git", "-C", str(checkout), *arguments)
