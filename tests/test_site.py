@@ -206,7 +206,8 @@ def test_a_part_that_is_not_of_chapters_is_handed_none(monkeypatch, tmp_path):
 
 
 def test_repository_colab_and_site_are_linked_where_they_are_known(book):
-    known = {"GITHUB_REPOSITORY": "somebody/book", "GITHUB_REF_NAME": "main", "KVBOOK_SITE_URL": "https://example.org/b"}
+    known = {"GITHUB_REPOSITORY": "somebody/book", "GITHUB_REF_NAME": "main"}
+    known["KVBOOK_SITE_URL"] = "https://example.org/b"
     mini_book.built(book, mini_book.plain_build, PROFILE="few", **known)
     chapter = page(book)
     assert chapter.find("a", href="https://github.com/somebody/book") is not None

@@ -1,10 +1,10 @@
-// Products of rows with a matrix, summed in fp32, in which every element is added up in one order, whatever comes with it:
-// sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4), and so on.
-// Each of the sixteen is a sum of sums, of the terms of one stretch each; what is left over at the end is a stretch of its own.
-// A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the processor's vectors are.
-// Rows, matrix and products are in fp32, or in 16 bits: converted where they are read, which rounds nothing, and rounded once
-// where they are written.  ELEMENT is Float, Bf16 or Fp16.
-// One alone is compiled at a time, for with several in one file the compiler makes the first one slower.
+// Products of rows with a matrix, summed in fp32, in which every element is added up in one order, whatever comes with
+// it: sixteen sums side by side, the k-th term in the sum k mod 16, and then these in pairs, (i, i + 8), (i, i + 4),
+// and so on. Each of the sixteen is a sum of sums, of the terms of one stretch each; what is left over at the end is a
+// stretch of its own. A row's bits so depend neither on the number of rows, nor on threads, nor on how wide the
+// processor's vectors are. Rows, matrix and products are in fp32, or in 16 bits: converted where they are read, which
+// rounds nothing, and rounded once where they are written.  ELEMENT is Float, Bf16 or Fp16. One alone is compiled at a
+// time, for with several in one file the compiler makes the first one slower.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -94,7 +94,8 @@ inline Vector paired(Vector a, Vector b) {
 
 // The totals of eight times sixteen sums.
 inline Eight totals(const Vector* s) {
-  const Vector p = paired(quartered(halved(s[0], s[1]), halved(s[2], s[3])), quartered(halved(s[4], s[5]), halved(s[6], s[7])));
+  const Vector p = paired(quartered(halved(s[0], s[1]), halved(s[2], s[3])),
+                          quartered(halved(s[4], s[5]), halved(s[6], s[7])));
   float pairs[LANES];
   std::memcpy(pairs, &p, sizeof p);
   Eight low, high;
@@ -240,7 +241,8 @@ __attribute__((noinline)) void tile(const Operands& of, long row, long column, c
   }
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++)
-      put(of.out + (row + r) * of.out_row + column + c, done[r * C + c] + (of.bias ? value(of.bias + column + c) : 0.0f));
+      put(of.out + (row + r) * of.out_row + column + c,
+          done[r * C + c] + (of.bias ? value(of.bias + column + c) : 0.0f));
 }
 
 typedef void (*Tile)(const Operands&, long, long, const Element*);
@@ -278,7 +280,8 @@ void row_of_columns(const Operands& of, long column, long count, const Element* 
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++)
       for (long c = 0; c < count; c++) sums[i][c] += sums[i + half][c];
-  for (long c = 0; c < count; c++) put(of.out + column + c, sums[0][c] + (of.bias ? value(of.bias + column + c) : 0.0f));
+  for (long c = 0; c < count; c++)
+    put(of.out + column + c, sums[0][c] + (of.bias ? value(of.bias + column + c) : 0.0f));
 }
 
 inline const float* widened(const Float* x, long, std::vector<float>&, int) { return &x->number; }
@@ -291,17 +294,20 @@ const float* widened(const X* x, long n, std::vector<float>& room, int threads) 
 }
 }  // namespace
 
-// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides of w in elements.
-// Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single row.
+// out = x w + bias, with x of shape (rows, inner), w of (inner, columns) and bias of (columns,) or null; strides of w
+// in elements. Where a column's numbers do not lie side by side, blocks of columns are copied first, but for a single
+// row.
 extern "C" void kvbook_product(const Element* x, const Element* w, long w_inner, long w_column, const Element* bias,
                                Element* out, long rows, long inner, long columns, int threads) {
   const bool plain = inner <= STRETCH && inner % LANES == 0;
   const bool copied = w_inner != 1, summed = copied && w_column == 1 && rows == 1;
   const long step = summed ? SUMMED : copied ? COPIED : rows == 1 ? COLUMNS_OF_ONE : COLUMNS;
   const long blocks = (columns + step - 1) / step;
-  const long fit = GROUP / std::max<long>(inner * sizeof(float), 1) / ROWS, group = copied ? rows : std::max(fit, 1L) * ROWS;
+  const long fit = GROUP / std::max<long>(inner * sizeof(float), 1) / ROWS;
+  const long group = copied ? rows : std::max(fit, 1L) * ROWS;
   std::vector<float> room;
-  const Operands of = {widened(x, rows * inner, room, threads), inner, copied ? inner : w_column, bias, out, columns, inner};
+  const Operands of = {widened(x, rows * inner, room, threads), inner, copied ? inner : w_column,
+                       bias, out, columns, inner};
   // Starting threads takes longer than a small product.
 #pragma omp parallel num_threads(threads) if (rows * inner * columns > 1 << 15)
   {

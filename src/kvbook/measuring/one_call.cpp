@@ -1,6 +1,6 @@
 // A decode step of a model of Llama's build as one call: one token in, the next one out, in one parallel region.
-// Matrices are in bf16 and sums in fp32; a sum is rounded where torch rounds it.  Each thread reads its rows of a matrix
-// one after the other, as one stream, which is what memory delivers fastest.
+// Matrices are in bf16 and sums in fp32; a sum is rounded where torch rounds it.  Each thread reads its rows of a
+// matrix one after the other, as one stream, which is what memory delivers fastest.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
