@@ -26,7 +26,7 @@ class UserError(Exception):
 
 
 @contextmanager
-def refusing(words: str | Callable[[Any], str], *kinds: type[Exception]) -> Iterator[None]:
+def refusing(words: str | Callable[[Any], str], *kinds: type[BaseException]) -> Iterator[None]:
     """Raise a `UserError` of these words instead of an error of these kinds; of any kind where none is named."""
     kinds = kinds or (Exception,)
     try:

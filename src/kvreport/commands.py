@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.commands import Device, text
 
 
@@ -122,15 +122,13 @@ def sweep(
         if not slurm:
             return
     options = Path(slurm) if slurm else None
-    try:
+    with refusing(lambda error: f"a sweep needs Dask ({error}): pip install -e 'src/kvreport[cluster]'", ImportError):
         from kvreport.running import cluster
 
         if dry_run:
             typer.echo(cluster.slurm_script(options, any(cell.on_gpu for cell in cells)))
             return
         outcome = cluster.sweep(cells, scheduler, options, workers, threads, gpus)
-    except ImportError as error:
-        raise UserError(f"a sweep needs Dask ({error}): pip install -e 'src/kvreport[cluster]'") from None
     typer.echo(outcome.text())
     raise typer.Exit(1 if outcome.failures else 0)
 
@@ -142,10 +140,8 @@ def evidence(
     """Make the published evidence that this kind of processor lacks, record it and cite it; hours for all."""
     from kvreport.running import evidence as making
 
-    try:
+    with refusing("interrupted; what was recorded is kept, and the next call goes on from there", KeyboardInterrupt):
         made = making.make(timed, chapters or ())
-    except KeyboardInterrupt:
-        raise UserError("interrupted; what was recorded is kept, and the next call goes on from there") from None
     typer.echo(f"{made} runs recorded; commit data/runs and data/evidence.yaml")
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.measuring.estimates import Estimate
 from kvbook.runs.records import Run
 from kvreport.publishing.estimators import UNITS, Part
@@ -256,11 +256,9 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found, ever
         measured = [dataclasses.replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
     form, write = forms[0] if forms else one.form, HOW[how[0]] if how else HOW["value"] if spanned else _ESTIMATES
     ranked = sorted(measured, key=lambda each: each.estimate.value)
-    try:
+    with refusing(lambda error: f"{{measured}}`{role}`: {error}", ValueError):
         said = (write(each, form, one.unit) for each in ([ranked[:1], ranked[-1:]] if spanned else [measured]))
         return " to ".join(dict.fromkeys(said))
-    except ValueError as error:
-        raise UserError(f"{{measured}}`{role}`: {error}") from None
 
 
 def told(text: str, known: Mapping[str, Any]) -> Callable[[Found], str]:

@@ -27,7 +27,7 @@ import torch
 import yaml
 from distributed import Client, Future, LocalCluster, wait
 
-from kvbook import UserError, paths, progress
+from kvbook import UserError, paths, progress, refusing
 from kvbook.runs import records
 from kvreport.running import catalogue
 from kvreport.running.screen import Screen
@@ -126,10 +126,9 @@ def _environment(index: int, threads: int, gpus: int) -> dict[str, str]:
 @contextmanager
 def existing(address: str, needs_gpu: bool) -> Iterator[Client]:
     """Connect to a scheduler that is there; its workers must have this version of kvbook installed."""
-    try:
+    kinds = OSError, ValueError, TypeError
+    with refusing(lambda error: f"no scheduler answers at {address}: {type(error).__name__}", *kinds):
         client = Client(address, timeout=_SECONDS_TO_CONNECT)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"no scheduler answers at {address}: {type(error).__name__}") from None
     with client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         if needs_gpu and not any(worker.get("resources", {}).get("GPU") for worker in workers):
@@ -197,11 +196,9 @@ def sweep(
             raise UserError(f"{gpus} GPU a worker, and this machine has {have}: sweep device: [cpu]")
         most = min(workers or there, there) if gpus else workers or there
         cluster = local(min(most, len(cells)), threads, gpus)
-    try:
-        with cluster as client:
-            return run(client, cells)
-    except KeyboardInterrupt:
-        raise UserError("interrupted; what was finished is kept, and the same sweep goes on from there") from None
+    words = "interrupted; what was finished is kept, and the same sweep goes on from there"
+    with refusing(words, KeyboardInterrupt), cluster as client:
+        return run(client, cells)
 
 
 def run(client: Client, cells: list[Cell]) -> Swept:

@@ -36,7 +36,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 import kvreport
-from kvbook import UserError, fingerprint, paths
+from kvbook import UserError, fingerprint, paths, refusing
 from kvbook.models import packages, registry
 from kvbook.runs import evidence
 from kvbook.settings import Settings, faults_of, read_yaml
@@ -259,11 +259,9 @@ def _read_about(code: Path, name: str) -> About:
     file = code / name / "chapter.yaml"
     if not file.is_file():
         return About(data=["**/*"])
-    try:
+    form = "parameters: {<set>: {<parameter>: <value>}}, data: [<pattern>] and the like"
+    with refusing(lambda error: f"{file} must hold {form} ({faults_of(error)})", ValidationError):
         return About.model_validate(read_yaml(file) or {})
-    except ValidationError as error:
-        form = "parameters: {<set>: {<parameter>: <value>}}, data: [<pattern>] and the like"
-        raise UserError(f"{file} must hold {form} ({faults_of(error)})") from None
 
 
 def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any] | None]:
@@ -277,10 +275,8 @@ def _read_own_set(file: Path, stems: list[str]) -> dict[str, dict[str, Any] | No
 
 def read_notebook(path: Path) -> dict[str, Any]:
     """Read a notebook as JSON holds it."""
-    try:
+    with refusing(lambda error: f"{path} is not a notebook: {error}", ValueError):
         return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not a notebook: {error}") from None
 
 
 def run_of(executed: Path) -> dict[str, Any]:

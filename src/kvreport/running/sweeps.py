@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from kvbook import UserError, fingerprint
+from kvbook import UserError, fingerprint, refusing
 from kvbook.settings import faults_of, read_yaml
 from kvreport.running import catalogue
 
@@ -80,10 +80,8 @@ def read(path: Path) -> list[Cell]:
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(f"{path} must hold experiment, model, dtype, length, device and settings, by their names")
-    try:
+    with refusing(lambda error: f"{path}: {faults_of(error)}", ValidationError):
         asked = _File.model_validate(dict(content))
-    except ValidationError as error:
-        raise UserError(f"{path}: {faults_of(error)}") from None
     return list({cell.key: cell for cell in _cells(path, asked)}.values())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 
 FOLDER = "pdf"
 
@@ -36,10 +36,9 @@ def print_page(page: Path, file: Path) -> None:
         # It visits only our own page, from a file; in a container it has no sandbox to use.
         command += ["--no-sandbox", "--disable-background-networking", "--no-pdf-header-footer"]
         command += ["--virtual-time-budget=5000", f"--print-to-pdf={file}", page.resolve().as_uri()]
-        try:
+        late = f"the browser did not print {page.name} within {_TIMEOUT_S} s"
+        with refusing(late, subprocess.TimeoutExpired):
             made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise UserError(f"the browser did not print {page.name} within {_TIMEOUT_S} s") from None
     if made.returncode != 0 or not file.is_file():
         last = (made.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"the browser did not print {page.name}: {last}")

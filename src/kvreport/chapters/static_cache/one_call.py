@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvbook import UserError, native, progress
+from kvbook import UserError, native, progress, refusing
 from kvbook.measuring import decoding, large_pages, memory, timing
 from kvbook.measuring.one_call import OneCall, fits
 from kvbook.models import loading
@@ -119,10 +119,8 @@ def inputs_beside(settings: StaticCacheSettings) -> Inputs | None:
 
 
 def _library() -> Any:
-    try:
+    with refusing("llama.cpp is not installed: pip install llama-cpp-python, for this comparison alone", ImportError):
         import llama_cpp
-    except ImportError:
-        raise UserError("llama.cpp is not installed: pip install llama-cpp-python, for this comparison alone") from None
     return llama_cpp
 
 

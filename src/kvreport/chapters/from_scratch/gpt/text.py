@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.models import corpus
 
 UNKNOWN = "\ufffd"
@@ -29,10 +29,9 @@ def documents(name: str, part: corpus.Part) -> tuple[corpus.Document, ...]:
     """Read one part of a corpus."""
     path = Path(name).expanduser()
     if name != "stdlib" and path.is_file():
-        try:
+        words = f"corpus {name!r} is not UTF-8 text: name a text file, a folder, or 'stdlib'"
+        with refusing(words, UnicodeDecodeError):
             text = path.read_text("utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"corpus {name!r} is not UTF-8 text: name a text file, a folder, or 'stdlib'") from None
         cut = len(text) * 9 // 10
         starts = range(cut, len(text), PIECE) if part == "held-out" else (0,) if cut else ()
         found = [
