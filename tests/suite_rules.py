@@ -12,12 +12,15 @@ import pytest
 
 # Files whose tests all are, or share something that is. A single slow test of another file says so itself.
 FILES = frozenset({
-    "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_execution", "test_faults",
-    "test_hub", "test_packages", "test_pages", "test_side_by_side", "test_site", "test_wheel",
+    "test_atlas", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_encoder_decoders",
+    "test_execution", "test_faults", "test_hub", "test_packages", "test_pages", "test_row_invariant", "test_server",
+    "test_side_by_side", "test_site", "test_storage", "test_streamed", "test_thorough", "test_wheel",
 })
 # Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins
-# anew, what is measured of many models, an older release, the trained model.
-FIXTURES = frozenset({"workplace", "swept", "checkpoint", "freshly_compiled", "measured", "seen", "real_model"})
+# anew, what a chapter finds, what is measured of many models, an older release, the trained model.
+FIXTURES = frozenset({
+    "workplace", "swept", "checkpoint", "freshly_compiled", "results", "measured", "seen", "real_model",
+})
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
     "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",

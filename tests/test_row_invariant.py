@@ -50,12 +50,7 @@ CONFIGS = {
 EAGER_ONLY = ("mpt", "xglm", "gemma2", "gpt_oss")
 CASES = [(family, dtype, attention) for family in CONFIGS for dtype in ("float32", "bfloat16", "float16")
          for attention in (("eager",) if family in EAGER_ONLY else ("sdpa", "eager"))]
-# In fp16 they take seconds where the processor has no products of that kind; one family of each kind of attention is
-# fast.
-FAST = ("gpt2", "llama", "gpt_oss")
-EACH_CASE = pytest.mark.parametrize(("family", "dtype", "attention"), [
-    pytest.param(*case, marks=[pytest.mark.slow] * (case[1] == "float16" or case[0] not in FAST)) for case in CASES
-])
+EACH_CASE = pytest.mark.parametrize(("family", "dtype", "attention"), CASES)
 # transformers' Falcon cannot put ALiBi's bias on a static cache, with or without the switch.
 NO_STATIC = ("falcon, ALiBi",)
 LENGTH = 41
