@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from kvbook import paths
 from kvbook.measuring import choosing
-from kvreport.chapters.does_it_matter import variants
+from kvreport.chapters.does_it_matter import writing
 from kvreport.chapters.does_it_matter.rows import NO_CACHE
 from kvreport.chapters.layer_drift import greedy_paths
 from kvreport.chapters.layer_drift.rows import LOOPS
@@ -45,14 +45,14 @@ class OnATie(LlamaForCausalLM):
 def test_each_experiments_own_loop_takes_the_lowest_index_though_it_ends_a_text_and_so_does_generate(llama):
     on_a_tie = OnATie(llama.config).eval()
     on_a_tie.generation_config.eos_token_id = 7
-    ids, choose = torch.tensor([[3, 4, 5]]), variants.Chooser("greedy", 0)
+    ids, choose = torch.tensor([[3, 4, 5]]), writing.Chooser("greedy", 0)
     with torch.inference_mode():
         loops = {loop: list(greedy_paths.decode_cached(on_a_tie, ids, 5, loop)) for loop in LOOPS}
         others = (greedy_paths.decode_uncached, greedy_paths.decode_by_generate)
         loops |= {decode.__name__: list(decode(on_a_tie, ids, 5)) for decode in others}
         written = {
-            "uncached": [one for (one,) in variants.write(on_a_tie, ids, [0], 5, choose, NO_CACHE)],
-            "cached": [one for (one,) in variants.write(on_a_tie, ids, [0], 5, choose)],
+            "uncached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose, NO_CACHE)],
+            "cached": [one for (one,) in writing.write(on_a_tie, ids, [0], 5, choose)],
             **{way: [SimpleNamespace(**row) for row in kinds._write(on_a_tie, ids, way, 5)] for way in kinds.KINDS},
             "samples": [SimpleNamespace(token=token) for token, _ in greedy_samples.write(on_a_tie, ids, 5)],
         }

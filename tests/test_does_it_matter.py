@@ -27,6 +27,7 @@ from kvreport.chapters.does_it_matter import (
     tables,
     teacher_forced,
     variants,
+    writing,
     written_texts,
 )
 from kvreport.chapters.does_it_matter import rows as named
@@ -69,7 +70,7 @@ def gathered(subject, way, ids, prompt):
     }
 
 
-BASELINE, GREEDILY = variants.Variant("itself", variants.whole), variants.Chooser("greedy", 0)
+BASELINE, GREEDILY = variants.Variant("itself", variants.whole), writing.Chooser("greedy", 0)
 
 
 def mean_kl(subject, way, ids):
@@ -288,9 +289,9 @@ def test_a_cache_makes_room_once_for_each_piece_and_keeps_the_same_early_tokens_
     assert cache.layers[0].keys.flatten()[: len(early)].tolist() == early
 
 
-def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[variants.Step]:
+def steps_of(tokens: list[int], scores: list[float] | None = None) -> list[writing.Step]:
     """Make steps that chose these tokens, by scores that are all the same unless they are given."""
-    return [variants.Step(token, torch.tensor(scores or [1.0] * 10)) for token in tokens]
+    return [writing.Step(token, torch.tensor(scores or [1.0] * 10)) for token in tokens]
 
 
 @pytest.mark.parametrize(
@@ -320,12 +321,12 @@ def test_nothing_is_written_after_every_text_of_a_batch_has_diverged_or_ended():
     assert len(list(written)) == 9 - 4
 
 
-def written_alone(model, prompt, n) -> list[variants.Step]:
-    (steps,) = variants.to_the_end(model, variants.write(model, prompt, [0], n, GREEDILY, named.NO_CACHE))
+def written_alone(model, prompt, n) -> list[writing.Step]:
+    (steps,) = writing.to_the_end(model, writing.write(model, prompt, [0], n, GREEDILY, named.NO_CACHE))
     return steps
 
 
-def tokens_of(steps: list[variants.Step]) -> list[int]:
+def tokens_of(steps: list[writing.Step]) -> list[int]:
     return [step.token for step in steps]
 
 
@@ -363,7 +364,7 @@ def test_with_common_noise_equal_logits_draw_alike_and_with_other_noise_they_do_
     prompts = torch.randint(11, 320, (4, 10), generator=torch.Generator().manual_seed(9))
 
     def tokens(noise: int) -> list[int]:
-        written = variants.write(subject.baseline.model, prompts, range(4), 12, variants.Chooser("sampled", noise))
+        written = writing.write(subject.baseline.model, prompts, range(4), 12, writing.Chooser("sampled", noise))
         return [step.token for steps in written for step in steps]
 
     assert tokens(3) == tokens(3) != tokens(4)
@@ -389,7 +390,7 @@ def test_assisted_decoding_verifies_what_it_looked_up_and_writes_what_plain_deco
     prompt = torch.tensor([11, 12, 13, 14, 11, 12, 13, 14, 11, 12])
     fed = []
     with model.register_forward_pre_hook(lambda *of: fed.append(of[2]["input_ids"].shape[1]), with_kwargs=True):
-        (looked_up,) = variants.to_the_end(model, variants.write_by_lookup(model, prompt, 14))
+        (looked_up,) = writing.to_the_end(model, writing.write_by_lookup(model, prompt, 14))
     plain = written_alone(model, prompt[None], 14)
     assert tokens_of(looked_up) == tokens_of(plain) == [step.scores.argmax().item() for step in looked_up]
     # The prompt with the first draft.
@@ -407,8 +408,8 @@ def test_what_is_written_is_bitwise_what_generate_writes(subject, cache, padding
     width = ids.shape[1]
 
     def texts():
-        written = variants.write(model, prompts, range(len(prompts)), 16, GREEDILY, cache, padding, width)
-        return variants.to_the_end(model, written)
+        written = writing.write(model, prompts, range(len(prompts)), 16, GREEDILY, cache, padding, width)
+        return writing.to_the_end(model, written)
 
     # The first text's fourth token ends every text.
     end = texts()[0][3].token

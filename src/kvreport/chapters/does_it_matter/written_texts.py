@@ -33,10 +33,10 @@ from kvbook import fingerprint
 from kvbook.measuring import choosing, predictions
 from kvbook.models import corpus, kept
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer
-from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants, writing
 from kvreport.chapters.does_it_matter import rows as named
 from kvreport.chapters.does_it_matter.rows import BASELINE, CACHED, CHOICES, GREEDY, NO_CACHE, SAMPLED, Cell
-from kvreport.chapters.does_it_matter.variants import Chooser, Step, to_the_end, write
+from kvreport.chapters.does_it_matter.writing import Chooser, Step, to_the_end, write
 
 ONE_PASS = variants.Variant(named.ONE_PASS, variants.whole)
 # The ways that read the baseline's text.
@@ -285,7 +285,7 @@ def texts_of(
         some = group if cell.batch == named.SINGLE else [group[row % len(group)] for row in range(named.BATCH)]
         prompts = [subject.tensor(one.ids[: None if one.index in long else -LONGER]) for one in some]
         if cell.cache == named.LOOKUP:
-            written = variants.write_by_lookup(model, prompts[0], n_new)
+            written = writing.write_by_lookup(model, prompts[0], n_new)
         else:
             indices = [one.index for one in some]
             written = write(model, prompts, indices, n_new, choose, cell.cache, cell.padding, width)
