@@ -80,7 +80,9 @@ class Measure(Quantity):
         told = [i for i, column in enumerate(self.by) if not one or column != self.over[0]]
         measured = []
         for key, parts in groups.items():
-            estimate = found.once((self, key), lambda parts=parts: self.estimate(*parts)) or UNFITTED
+            # What was found keeps the groups, so that no other one gets their identity.
+            made = (self.estimate, *map(id, parts))
+            estimate = found.once(made, lambda parts=parts: self.estimate(*parts)) or UNFITTED
             # A share of all that there are is of no sample.
             sampled = self.unit and not isinstance(estimate, Part)
             units = parts[0][UNITS[self.unit]].nunique() if sampled else None
@@ -95,26 +97,34 @@ class Measure(Quantity):
 
     def groups(self, found: Found) -> dict[tuple[Hashable, ...], list[pd.DataFrame]]:
         """Split the rows that count into groups, each with the one that it is compared with."""
-        if (rows := found[self.rows]) is None:
-            return {}
         # Of the column that is compared, a group that does not count itself may be the other one's partner.
         compared = self.over[0] if self.over else None
-        for column, values in self.keep:
-            if column != compared:
-                rows = rows[rows[column].isin(values)]
-        if not len(rows):
-            return {}
-        groups = dict(iter(rows.groupby(list(self.by), sort=False))) if self.by else {(): rows}
+        keep = [(column, values) for column, values in self.keep if column != compared]
+        # Measures that count some groups of the same rows share them, and with them what is estimated.
+        within = tuple((column, values) for column, values in keep if column not in self.by)
+        split = found.once((self.rows, self.by, within), lambda: self._split(found[self.rows], within))
+        chosen = [(self.by.index(column), values) for column, values in keep if column in self.by]
+        groups = {key: of for key, of in split.items() if all(key[at] in values for at, values in chosen)}
         if self.over is None:
             return {key: [group] for key, group in groups.items()}
         counted, pairs = dict(self.keep).get(compared), {}
+        alike: dict[tuple, dict[Hashable, pd.DataFrame]] = {}
         for key, group in groups.items():
-            own, chosen = self._at(key), self.over[1]
-            alike = {self._at(other): of for other, of in groups.items() if self._but(other) == self._but(key)}
-            wanted = chosen(own, list(alike)) if callable(chosen) else chosen
-            if wanted in alike and wanted != own and (counted is None or own in counted):
-                pairs[key] = [group, alike[wanted]]
+            alike.setdefault(self._but(key), {})[self._at(key)] = group
+        for key, group in groups.items():
+            own, others, wanted = self._at(key), alike[self._but(key)], self.over[1]
+            if callable(wanted):
+                wanted = wanted(own, list(others))
+            if wanted in others and wanted != own and (counted is None or own in counted):
+                pairs[key] = [group, others[wanted]]
         return pairs
+
+    def _split(self, rows: pd.DataFrame | None, within: tuple) -> dict[tuple[Hashable, ...], pd.DataFrame]:
+        for column, values in within if rows is not None else ():
+            rows = rows[rows[column].isin(values)]
+        if rows is None or not len(rows):
+            return {}
+        return dict(iter(rows.groupby(list(self.by), sort=False))) if self.by else {(): rows}
 
     def _at(self, key: tuple) -> Any:
         return key[self.by.index(self.over[0])]
