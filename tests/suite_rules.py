@@ -9,13 +9,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
-# Files whose tests all are, or share something that is. A single slow test of another file says so itself.
+# Files whose tests all are, or share something that is. Of another file, a test that starts a process says so itself,
+# and `slow.yaml` names those that compute.
 FILES = frozenset({
-    "test_atlas", "test_bench", "test_check_held_out", "test_citation", "test_contributing", "test_encoder_decoders",
-    "test_execution", "test_faults", "test_hub", "test_packages", "test_pages", "test_row_invariant", "test_server",
-    "test_side_by_side", "test_site", "test_storage", "test_streamed", "test_thorough", "test_wheel",
+    "test_adapters", "test_atlas", "test_bench", "test_check_held_out", "test_citation", "test_contributing",
+    "test_encoder_decoders", "test_execution", "test_faults", "test_hub", "test_packages", "test_pages",
+    "test_row_invariant", "test_server", "test_side_by_side", "test_site", "test_storage", "test_streamed",
+    "test_thorough", "test_wheel",
 })
+COMPUTE = yaml.safe_load(Path(__file__).with_name("slow.yaml").read_text("utf-8"))
 # Fixtures that make a test slow: folders in which sweeps run, checkpoints that are trained, a compiler that begins
 # anew, what a chapter finds, what is measured of many models, an older release, the trained model.
 FIXTURES = frozenset({
@@ -28,15 +32,18 @@ LONGEST_FIRST = (
     "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models",
     "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_atlas_independent", "test_server",
     "test_snippets", "test_storage", "test_which_path_is_right", "test_older_releases", "test_streamed",
+    "test_statements",
 )
 # What their executables are called.
 _WATCHED = ("python", "chrom", "unshare")
 
 
 def is_slow(item: pytest.Item) -> bool:
-    """Tell by file, fixture or own mark."""
+    """Tell by file, name, fixture or own mark."""
+    file, name = item.path.stem, getattr(item, "originalname", item.name)
     uses = FIXTURES.intersection(getattr(item, "fixturenames", ()))
-    return item.path.stem in FILES or bool(uses) or item.get_closest_marker("slow") is not None
+    named = file in FILES or name in COMPUTE.get(file, ())
+    return named or bool(uses) or item.get_closest_marker("slow") is not None
 
 
 def in_order(items: Iterable[pytest.Item]) -> list[pytest.Item]:

@@ -138,7 +138,8 @@ ESTIMATES = {
     "median_of": lambda rows: fits.median_of(rows.groupby("source")["value"].mean().to_numpy()),
 }
 # Of one fit, of published numbers, or what estimates are made of.
-OTHERS = "growth_per_layer geometric_mean_ratio mean_of percentiles resample flat slopes students two_digits wilson"
+OTHERS = """by_sample flat geometric_mean_ratio growth_per_layer mean_of percentiles resample slopes students two_digits
+wilson"""
 
 
 @pytest.mark.parametrize("name", ESTIMATES)

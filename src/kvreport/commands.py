@@ -157,11 +157,15 @@ def cite(
     if name is None:
         typer.echo(citation.of_book(book), nl=False)
         return
-    # Statements speak of recorded rows: they can be cited before anything was executed.
-    sentences = published.sentences()
-    is_sentence = name in {sentence.name for sentence in sentences}
-    item = citation.find(name, sentences if is_sentence else [*published.everything(), *sentences])
-    typer.echo((citation.of_sentence if is_sentence else citation.of_published)(item, book), nl=False)
+    # Statements speak of recorded rows: they can be cited before anything was executed, and each of its chapter alone.
+    stated = published.stated()
+    if name in stated:
+        if not (found := [one for one in published.sentences([stated[name]]) if one.name == name]):
+            raise UserError(f"statement {name!r} has no check: write one in its chapter's measures.py")
+        typer.echo(citation.of_sentence(found[0], book), nl=False)
+    else:
+        item = citation.find(name, published.everything(), stated)
+        typer.echo(citation.of_published(item, book), nl=False)
 
 
 def bench(

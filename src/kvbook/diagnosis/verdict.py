@@ -84,7 +84,7 @@ def count(roundoffs: float) -> str:
 
 def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     """Fit the slope of log drift on log unit roundoff."""
-    table = rows.pivot_table(index=["source", "sample"], columns="dtype", values="drift")
+    table = fits.by_sample(rows, "drift", "dtype")
     means = table.mean()
     present = [dtype for dtype in UNIT_ROUNDOFF if dtype in means]
     equal = [dtype for dtype in present if means[dtype] < UNIT_ROUNDOFF[dtype]]
@@ -136,9 +136,9 @@ def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
     # Where the full pass overflows there is nothing to compare with.
     rows = rows[~rows["dtype"].isin(rows.loc[rows["drift"].isna(), "dtype"])]
     dtypes = [dtype for dtype in UNIT_ROUNDOFF if dtype in set(rows["dtype"])]
-    by_dtype = rows.groupby("dtype")["drift"]
-    drift = {dtype: float(by_dtype.mean()[dtype]) for dtype in dtypes}
-    roundoffs = {dtype: float(by_dtype.max()[dtype]) / UNIT_ROUNDOFF[dtype] for dtype in dtypes}
+    of_dtype = rows.groupby("dtype")["drift"].agg(["mean", "max"])
+    drift = {dtype: float(of_dtype["mean"][dtype]) for dtype in dtypes}
+    roundoffs = {dtype: float(of_dtype["max"][dtype]) / UNIT_ROUNDOFF[dtype] for dtype in dtypes}
     fitted = slope(rows, seed) if np.isfinite(rows["drift"]).all() else None
     kind, why = _rule(drift, roundoffs, fitted)
     return Finding(kind, why, fitted, drift, roundoffs)

@@ -234,7 +234,13 @@ def resample(rows: pd.DataFrame, value: str, by: str = "layer") -> Resampled:
     by : str
         What to keep apart, such as the layer.
     """
-    return _resampled(rows.pivot_table(index=["source", "sample"], columns=by, values=value))
+    return _resampled(by_sample(rows, value, by))
+
+
+def by_sample(rows: pd.DataFrame, value: str, by: str) -> pd.DataFrame:
+    """Make a row of each file's sample and a column of each value of `by`, means where there are several rows."""
+    # As pandas' own pivot table, in a third of its time; of thousands of small tables it takes most.
+    return rows.groupby(["source", "sample", by])[value].mean().dropna().unstack()
 
 
 def _resampled(table: pd.DataFrame) -> Resampled:
@@ -322,7 +328,7 @@ def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: s
 
     Parameters and the unit of resampling as for `paired_ratio`.
     """
-    table = rows.pivot_table(index=["source", "sample"], columns="variant", values=value)
+    table = by_sample(rows, value, "variant")
     # A list: to take one item out of a series takes as long as the median of them all.
     ratios = list((table[variant] / table[against]).groupby("source").apply(np.asarray))
     return of_units(np.median, ratios, _DRAWS // 4)

@@ -63,8 +63,9 @@ class Run:
         rows = pd.read_csv(rows_file(self.folder), keep_default_na=False, na_values=[""])
         # A token may read "nan"; among numbers it is what a model that overflows has computed.
         for name in rows.select_dtypes("str"):
-            with contextlib.suppress(ValueError):
-                rows[name] = pd.to_numeric(rows[name].mask(rows[name] == "nan"))
+            if (overflowed := rows[name] == "nan").any():
+                with contextlib.suppress(ValueError):
+                    rows[name] = pd.to_numeric(rows[name].mask(overflowed))
         return rows
 
     @property

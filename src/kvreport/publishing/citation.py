@@ -6,7 +6,7 @@ it.
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvbook import UserError
 from kvreport.publishing import processors
@@ -107,15 +107,17 @@ def _in_a_chapter(item: Published | Sentence, book: Origin, title: str, year: st
     return _entry(f"{item.name}-{item.rows_hash[:8]}", book, title, about, book.site and book.site + item.place)
 
 
-def find(name: str, items: Sequence[Published | Sentence]) -> Published | Sentence:
-    """Find a figure, a table or a statement by its name.
+def find(name: str, items: Sequence[Published], statements: Iterable[str] = ()) -> Published:
+    """Find a figure or table by its name.
 
     Parameters
     ----------
     name
-        Of a figure or table with or without ``fig-`` or ``tab-``.
+        With or without ``fig-`` or ``tab-``.
     items
         Where to look.
+    statements
+        The names of the statements, of which one may be meant.
 
     Raises
     ------
@@ -126,14 +128,15 @@ def find(name: str, items: Sequence[Published | Sentence]) -> Published | Senten
     for candidate in (name, f"fig-{name}", f"tab-{name}"):
         if candidate in by_name:
             return by_name[candidate]
+    names = [*by_name, *statements]
     # Without fig- and tab-, which are alike in all; figures first.
-    bare = {known.partition("-")[2]: known for known in sorted(by_name, reverse=True)}
+    bare = {known.partition("-")[2]: known for known in sorted(names, reverse=True)}
     asked = re.sub(r"^(fig|tab)-", "", name.lower())
     near = [bare[match] for match in difflib.get_close_matches(asked, bare, _OFFERED, cutoff=0.5)]
     # A person may remember one word of the name.
     words = set(re.split(r"[^a-z0-9]+", asked)) - {""}
-    near += [known for known in by_name if words & set(known.split("-")) and known not in near]
-    offered = f"near it are {', '.join(near[: 2 * _OFFERED])}" if near else f"there are {', '.join(by_name)}"
+    near += [known for known in names if words & set(known.split("-")) and known not in near]
+    offered = f"near it are {', '.join(near[: 2 * _OFFERED])}" if near else f"there are {', '.join(names)}"
     raise UserError(f"no figure, table or statement is called {name!r}: {offered}")
 
 

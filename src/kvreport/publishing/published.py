@@ -172,10 +172,17 @@ class Sentence:
         return f"chapters/{self.chapter}.html#statement-{self.name}"
 
 
-def sentences(sources: Iterable[Path] | None = None) -> list[Sentence]:
-    """List the statements of all chapters, in their order."""
+def stated() -> dict[str, Path]:
+    """Name the statements of all chapters, in their order, each with its chapter's source."""
+    each = ((source, json.loads(source.read_text("utf-8"))) for source in sorted(paths.CHAPTERS.glob("*.ipynb")))
+    texts = ((source, text) for source, notebook in each for text in captions.prose(notebook))
+    return {match["id"]: source for source, text in texts for match in statements.HOLDS.finditer(text)}
+
+
+def sentences(sources: Iterable[Path]) -> list[Sentence]:
+    """List the statements of these chapters, in their order."""
     found = []
-    for source in sorted(paths.CHAPTERS.glob("*.ipynb")) if sources is None else sources:
+    for source in sources:
         book, notebook = evaluated.published(chapter_name(source.stem)), json.loads(source.read_text("utf-8"))
         rows_hash = fingerprint.of_values(book["rows"])[:_HASH_LENGTH]
         for text in captions.prose(notebook):
