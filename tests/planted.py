@@ -72,10 +72,10 @@ def contradicted(chapter: str, name: str, experiment: str, where: str = "", **va
     return check(statement, changed(borne_out, experiment, where, **values)).outcome
 
 
-def against_the_book(name: str, experiment: Experiment) -> dict[str, str]:
-    """Run a chapter's experiment as a default build does, and compare sentences as a page does."""
+def against_the_book(name: str, experiment: Experiment, **other: Any) -> dict[str, str]:
+    """Run a chapter's experiment as a default build does, or with other settings, and compare as a page does."""
     (chapter,) = (one for one in planning.plan() if one.name == name)
-    run = experiment.run(experiment.settings.checked(**chapter.values()))
+    run = experiment.run(experiment.settings.checked(**chapter.values() | other))
     folders = {experiment.name: str(run.folder.relative_to(paths.RUNS))}
     found = evaluated._own(name, evaluated.published(name), folders)["statements"]
     return {statement: one["comparison"] for statement, one in found.items()}

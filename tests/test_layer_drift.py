@@ -232,7 +232,9 @@ def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_n
     monkeypatch.setattr(kept, "_kept", {})
     if harm:
         injected(harm)
-    compared = against_the_book("layer_drift", by_layer.EXPERIMENT)
+    # A harm shows in shorter texts too, and in the dtypes in which a processor of any kind is fast.
+    shorter = {"n_tokens": 24, "dtypes": ["float32", "bfloat16"]} if harm else {}
+    compared = against_the_book("layer_drift", by_layer.EXPERIMENT, **shorter)
     assert {name for name, word in compared.items() if word == "differs"} == differ
-    # In fp16 it overflows; and on some processors one fewer is comparable.
+    # On some processors one fewer is comparable.
     assert list(compared.values()).count("agrees") >= (1 if harm else 3)

@@ -191,8 +191,7 @@ def test_a_second_chapter_judges_the_claims_that_name_it_in_a_table_of_its_own(r
 
 
 # A default build can disagree with the book: what harms the model changes statements that are named here beforehand.
-# Experiment and settings are those of its chapter, and the comparison is the page's.
-
+# The comparison is the page's, and the sound run is that of a default build; a harm shows in shorter texts too.
 
 
 def keys_in_8_bits(monkeypatch):
@@ -226,7 +225,7 @@ def test_harmed_arithmetic_changes_the_statements_named_and_sound_arithmetic_cha
 ):
     if harm:
         harm(monkeypatch)
-    compared = against_the_book(NAME, path_errors.EXPERIMENT)
+    compared = against_the_book(NAME, path_errors.EXPERIMENT, **({"n_tokens": 12} if harm else {}))
     found = {name for name, word in compared.items() if word == "differs"}
     # On some processors the harm shows in further ones.
     assert found >= differ

@@ -50,8 +50,8 @@ def texts() -> dict[str, str]:
 
 def _longest_docstring(file: Path) -> str:
     source = file.read_text("utf-8")
-    # Most files have no long string, and are not worth parsing.
-    if max(map(len, source.split('"""')[1::2]), default=0) < _LONG:
+    # Most files have no long string that is prose, and are not worth parsing.
+    if not any(len(string) >= _LONG and _is_prose(string) for string in source.split('"""')[1::2]):
         return ""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, documented))

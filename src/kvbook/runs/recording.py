@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 import shutil
 import zlib
@@ -144,14 +145,15 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _refuse_private(folder: Path, content: dict[str, Any]) -> None:
-    found = []
+    found, environment = [], dict(privacy.secrets_of(os.environ))
     for name, value in _strings(content):
-        found += [f"{kind} in {name}" for kind in (*privacy.secrets_in(value), *privacy.owner_in(value))]
+        kinds = (*privacy.secrets_in(value, environment), *privacy.owner_in(value))
+        found += [f"{kind} in {name}" for kind in kinds]
     # Texts that a model read or wrote may hold a path; a secret they must not hold either.
     with records.open_rows(folder) as file:
-        # Many lines at a time: the environment is gone through for each piece.
-        while piece := file.readlines(1 << 20):
-            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(b"".join(piece).decode())]
+        # Whole lines, and many at a time.
+        while piece := file.read(1 << 20) + file.readline():
+            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(piece.decode(), environment)]
     if found:
         remedy = "run again without it (a model or corpus by its name or a relative path)"
         raise UserError(f"{folder} would publish {'; '.join(dict.fromkeys(found))}: {remedy}")
