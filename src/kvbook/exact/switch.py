@@ -200,12 +200,6 @@ def _of(parts: Collection[str], key: str, names: frozenset[str]) -> dict[str, Ca
     return {name: function for part in kept for name, function in table[part].items()}
 
 
-@functools.cache
-def _names() -> frozenset[str]:
-    """List torch's operators: it has them all from its import on, and to list them takes milliseconds."""
-    return frozenset(torch._C._dispatch_get_all_op_names())
-
-
 def _refuse_untried(untried: bool) -> None:
     """Refuse a release whose classes may compute with functions that the switch does not know: bits differ silently."""
     if not hasattr(torch.library, "get_kernel"):
@@ -225,7 +219,7 @@ def _switched_on(parts: Collection[str]) -> contextlib.ExitStack:
     """Replace everything, and return what puts it back."""
     if unknown := set(parts) - set(PARTS):
         raise UserError(f"row_invariant() has no part {min(unknown)!r}: choose from {', '.join(PARTS)}")
-    names = _names()
+    names = frozenset(torch._C._dispatch_get_all_op_names())
     keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
     tables = {key: _of(parts, key, names) for key in keys}
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
