@@ -95,7 +95,7 @@ def test_the_arrow_of_what_unfolds_is_drawn_once_and_pointed_to_from_elsewhere(r
 
 def test_every_download_is_the_runs_own_file(root):
     here = root / "_build" / "html" / "chapters"
-    links = page(root).find("article").select("a.download")
+    links = page(root).find("article").select("a[download]")
     offered = {Path(link["href"]).name: (here / link["href"]).resolve() for link in links}
     made = [*(root / "_build" / "figures" / STEM).iterdir(), *(root / "_build" / "citations" / STEM).iterdir()]
     expected = {file.name: file for file in [*made, root / "_build" / "executed" / f"{STEM}.ipynb"]}
@@ -109,7 +109,7 @@ def test_a_figures_pdf_and_data_stand_below_it_and_the_run_there_and_on_the_page
     assert below.find("a", string="permalink")["href"] == "#fig-squares"
     entry = below.find("pre").get_text()
     assert entry == (root / "_build" / "citations" / STEM / "fig-squares.bib").read_text("utf-8")
-    assert {".pdf", ".csv"} <= {Path(link["href"]).suffix for link in below.select("a.download")}
+    assert {".pdf", ".csv"} <= {Path(link["href"]).suffix for link in below.select("a[download]")}
     run = copy_of(root)["metadata"]["kvbook"]
     assert run["inputs_sha256"][:16] in entry
     assert run["files"]["fig-squares.csv"][:16] in entry

@@ -26,6 +26,7 @@ from sphinx.util.images import get_image_size
 
 from kvreport.site.repository import ask_for_an_issue
 
+_ARROW = '<svg class="sd-octicon"'
 _OF_LINKS = 'property="og:image"'
 
 
@@ -56,14 +57,20 @@ def _without_thebe_and_twins(scripts: list[Any]) -> list[Any]:
 
 def _cleaned(body: str) -> str:
     body = body.replace(' aria-label="Toggle hidden content"', "").replace('role="doc-biblioentry"', 'role="listitem"')
-    # Names and punctuation have the colour of all code.
-    body = re.sub(r'<span class="(?:pre|n|p)">([^<]*)</span>', r"\1", body)
+    # Names, operators and punctuation have the colour of all code, and what a link brings is no code.
+    body = re.sub(r'<span class="(?:pre|n|o|p)">([^<]*)</span>', r"\1", body)
+    body = re.sub(r'<code class="xref download[^>]*>([^<]*)</code>', r"\1", body)
+    body = body.replace('class="reference download internal" download=""', "download")
     body = re.sub(r' class="row-(odd|even)"', "", body)
+    body = re.sub(r"(</t[dhr]>)\n", r"\1", body)
+    body = re.sub(r' class="docutils literal|(card-body) docutils', lambda said: said[1] or ' class="literal', body)
     # A cell of several paragraphs keeps them.
     body = re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)
     if arrow := re.search(r"<path( [^>]*></path>)", body):
         elsewhere = body[arrow.end() :].replace(arrow[0], '<use href="#arrow"></use>')
         body = f'{body[: arrow.start()]}<path id="arrow"{arrow[1]}{elsewhere}'
+        # Of arrows the style sheet says how large they are.
+        body = re.sub(r'<svg version="1.1" width="1.5em" height="1.5em" class="sd-octicon [^"]*"', _ARROW, body)
     return body
 
 

@@ -35,7 +35,7 @@ Cell = dict[str, Any]
 INJECTED = "injected-parameters"
 
 # What a reader calls each file of a figure or table, in the order in which they are offered.
-_FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "data (CSV)"}
+_FILE_KINDS = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "CSV"}
 
 # What begins the caption of a figure that a reader's own run drew.
 YOURS = "*Your run; the caption speaks of the book's.*"
@@ -130,7 +130,7 @@ def _offered(item: Mapping[str, Any], chapter: Chapter, site: str | None) -> Cel
     address = f"{site}chapters/{chapter.stem}.html" if site else ""
     links.append(f"[permalink]({address}#{name})")
     fold = f":::::{{dropdown}} {how}\n{cited}\n\n{_made_by(item)}\n:::::"
-    text = f"::::::{{container}} kvbook-downloads\nDownload: {' · '.join(links)}\n\n{fold}\n::::::"
+    text = f"::::::{{container}} kvbook-downloads\n{' · '.join(links)}\n\n{fold}\n::::::"
     return _markdown(f"downloads-{name}", text)
 
 
