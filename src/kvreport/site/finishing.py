@@ -62,7 +62,7 @@ def _cleaned(body: str) -> str:
     body = re.sub(r'<code class="xref download[^>]*>([^<]*)</code>', r"\1", body)
     body = body.replace('class="reference download internal" download=""', "download")
     body = re.sub(r' class="row-(odd|even)"', "", body)
-    body = re.sub(r"(</t[dhr]>)\n", r"\1", body)
+    body = body.replace("</tr>\n", "</tr>")
     body = re.sub(r' class="docutils literal|(card-body) docutils', lambda said: said[1] or ' class="literal', body)
     # A cell of several paragraphs keeps them.
     body = re.sub(r"(<t[dh][^>]*>)<p>((?:(?!<p[ >]|</p>).)*)</p>(</t[dh]>)", r"\1\2\3", body, flags=re.DOTALL)
