@@ -14,15 +14,10 @@ from kvbook.models import loading
 
 
 @pytest.fixture(scope="module")
-def peft():
-    """Imported here: it takes seconds, in each worker that collects the tests."""
+def adapter(llama_folder, tmp_path_factory):
+    # Here and not above: it takes seconds, in each worker that collects the tests.
     import peft
 
-    return peft
-
-
-@pytest.fixture(scope="module")
-def adapter(peft, llama_folder, tmp_path_factory):
     torch.manual_seed(2)
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     model = AutoModelForCausalLM.from_pretrained(str(llama_folder), dtype=torch.float32)
@@ -31,7 +26,9 @@ def adapter(peft, llama_folder, tmp_path_factory):
     return folder
 
 
-def test_an_adapter_is_merged_into_the_model_that_its_folder_names(peft, adapter, llama_folder):
+def test_an_adapter_is_merged_into_the_model_that_its_folder_names(adapter, llama_folder):
+    import peft
+
     merged, plain = (loading.load(str(folder), dtype="float64").model for folder in (adapter, llama_folder))
     weights = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float64)
     by_hand = peft.PeftModel.from_pretrained(weights, adapter)

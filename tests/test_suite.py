@@ -60,8 +60,7 @@ def test_control_a_process_without_the_mark_is_a_fault_and_what_is_left_out_is_c
 def test_every_file_and_test_that_is_named_is_there():
     sources = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py")}
     assert {*suite_rules.FILES, *suite_rules.LONGEST_FIRST} <= sources.keys()
-    named = [(file, name) for file, names in suite_rules.COMPUTE.items() for name in names]
-    assert [name for file, name in named if f"def {name}(" not in sources[file]] == []
+    assert all(f"def {name}(" in sources[file] for file, names in suite_rules.COMPUTE.items() for name in names)
 
 
 def test_a_users_error_of_two_lines_is_found_by_whatever_test_meets_it():
