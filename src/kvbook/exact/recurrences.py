@@ -188,11 +188,8 @@ def _in_place_of(stock: Callable[..., Any], ours: Callable[..., Any]) -> Callabl
     return method
 
 
-_MODELS = "transformers.models."
-
-
 def _is_modeling(name: str) -> bool:
-    return name.startswith(_MODELS) and ".modeling_" in name
+    return name.startswith("transformers.models.") and ".modeling_" in name
 
 
 def _replacements(module: ModuleType) -> Iterator[tuple[object, str, Callable[..., Any]]]:
@@ -250,9 +247,9 @@ def token_by_token() -> Iterator[None]:
         # Older releases have no such class; there the switch is refused, unless it is asked for untried.
         if layer := getattr(cache_utils, "LinearAttentionLayer", None):
             changed.put(layer, "update_recurrent_state", _in_place_of(layer.update_recurrent_state, _guarded))
-        for name in [name for name in sys.modules if name.startswith(_MODELS)]:
+        for name, module in list(sys.modules.items()):
             if _is_modeling(name):
-                changed.put_into(sys.modules[name])
+                changed.put_into(module)
         sys.meta_path.insert(0, changed)
         changed.callback(sys.meta_path.remove, changed)
         yield
