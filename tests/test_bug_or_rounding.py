@@ -42,7 +42,7 @@ def test_every_symptom_is_measured_once_for_every_text_and_dtype_and_fp32_inside
 
 
 def test_injected_bugs_are_bugs_and_clean_families_are_not(results):
-    verdicts = results["verdicts"].query("document == @rows.PLANTED and symptom != @rows.NARROW_INSIDE")
+    verdicts = results["verdicts"].query("document == @rows.INJECTED and symptom != @rows.NARROW_INSIDE")
     kinds = verdicts.pivot(index="symptom", columns="model", values="kind").fillna("does not apply")
     assert set(kinds) == {"small-llama", "small-mpt", "small-falcon"}
     assert set(kinds.loc[rows.CLEAN]) <= {"rounding", "exact"}

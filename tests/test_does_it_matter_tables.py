@@ -166,7 +166,7 @@ def test_figures_and_tables_are_made_of_the_rows(results, axes, parted):
     figures.figure_margins(results["margins"])
     figures.figure_axes(axes.assign(kl=[Estimate(0, 0, 0), *axes["kl"][1:]]), book=axes)
     assert len(figures.figure_drift_and_snowball(tables.along(results), tables.snowball(results)).axes) == 1 + parted
-    for shown in (tables.axes_grid(axes), tables.tails_grid(axes), tables.partings(results)):
+    for shown in (tables.axes_grid(axes), tables.tails_grid(axes), tables.flips(results)):
         assert shown.notna().all(axis=None)
 
 

@@ -299,20 +299,20 @@ def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
     assert measures.DOUBLED(changed(found, "weights_or_cache", seconds="0.01")).startswith("never up to ")
 
 
-def test_partings_name_the_first_other_token_and_its_margin():
+def test_divergences_name_the_first_other_token_and_its_margin():
     tokens, margins = {"none": [1, 2, 3], "dynamic": [1, 2, 3], "static": [1, 9, 3]}, [1.0, 0.01, 1.0]
     about = ABOUT | {"logits_rms": 2.0}
     rows = pd.DataFrame(
         about | {"cache": cache, "step": step, "text": f" {token}", "token": token, "margin": margins[step]}
         for cache, ids in tokens.items() for step, token in enumerate(ids)
     )
-    table = chapter_rows.partings(rows).set_index(["against", "cache"])
+    table = chapter_rows.divergences(rows).set_index(["against", "cache"])
     assert np.isnan(table.loc[("none", "dynamic"), "step"])
     assert table.loc[("none", "static"), ["step", "margin"]].tolist() == [1, 0.01]
     assert table["tied"].tolist() == [None, False, False]
     # A tie on the other side counts as well.
     tied = rows.assign(margin=rows["margin"].where((rows["cache"] != "static") | (rows["step"] != 1), 0.0))
-    assert chapter_rows.partings(tied)["tied"].tolist() == [None, True, True]
+    assert chapter_rows.divergences(tied)["tied"].tolist() == [None, True, True]
 
 
 def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample():

@@ -13,7 +13,7 @@ from kvreport.chapters.blog_past.rows import BOTH, CACHE_OFF, DECODER, HANDED, N
 EXPERIMENTS = {"bug_or_rounding": 1, "first_bad_layer": 1}
 
 # Bugs that we inject, the models without any, and these in fp64 with their own conversions to fp32 left in.
-PLANTED, CLEAN, NARROW_INSIDE = "planted", "clean", "clean, fp32 inside"
+INJECTED, CLEAN, NARROW_INSIDE = "planted", "clean", "clean, fp32 inside"
 # The two that are injected into a single layer too.
 LATE, NARROW = "K/V one step late", "cache kept in 16 bits"
 
@@ -117,7 +117,7 @@ def drifts(bug_or_rounding: Run) -> pd.DataFrame:
 
 def injected(drifts: pd.DataFrame) -> pd.DataFrame:
     """Keep the injected bugs and the models without any, in both of their kinds."""
-    found = drifts[drifts["document"] == PLANTED]
+    found = drifts[drifts["document"] == INJECTED]
     return found.assign(injected=~found["symptom"].isin([CLEAN, NARROW_INSIDE]))
 
 
@@ -146,7 +146,7 @@ def lines(bug_or_rounding: pd.DataFrame) -> pd.DataFrame:
 
 def lines_of_injected(lines: pd.DataFrame) -> pd.DataFrame:
     """Keep the injected bugs and the clean models."""
-    return lines[(lines["document"] == PLANTED) & (lines["symptom"] != NARROW_INSIDE)]
+    return lines[(lines["document"] == INJECTED) & (lines["symptom"] != NARROW_INSIDE)]
 
 
 def symptoms(verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -102,7 +102,7 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
         if model.dtype is torch.float64:
             stock = model(ids, use_cache=False).logits[0, -1]
             (found,), _ = probe.cached_rows(model, ids, [held, 1], use_cache=True)
-            yield _row(rows.PLANTED, rows.NARROW_INSIDE, *about, _drift(stock, found.logits), held, held)
+            yield _row(rows.INJECTED, rows.NARROW_INSIDE, *about, _drift(stock, found.logits), held, held)
         for name in names:
             pair = faults.seam(tokenizer, text.ids) if name == faults.SEAM else (text.ids, text.ids)
             if pair is None:
@@ -119,7 +119,7 @@ def injected(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: 
                     measured = (reading.drift, reading.held, reading.fed)
                 else:
                     measured = (_drift(full.logits, step(model, ids, prefix).logits), held, held)
-            yield _row(rows.PLANTED, name, *about[:2], len(pair[1]), *measured)
+            yield _row(rows.INJECTED, name, *about[:2], len(pair[1]), *measured)
 
 
 def _on_top(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:

@@ -70,7 +70,7 @@ def quantized(found: Found) -> pd.DataFrame:
     }).rename(columns={"change": "cache"})
 
 
-def partings(found: Found) -> pd.DataFrame:
+def flips(found: Found) -> pd.DataFrame:
     """Lay divergences of texts, seen and expected, side by side for a reader; all cells text."""
     together = _by_key(measures.EQUAL_AT_THE_END, found)
     flipped, expected = (_by_key(measure, found) for measure in (measures.FLIPPED, measures.EXPECTED_FLIPS))

@@ -5,7 +5,7 @@ is scored, so each scored row of a cached way is computed on top of a cache.  Te
 ways, which ask what that changes, and where a path is written that all ways are then held against.
 
 Rounding: the arithmetic's order or shape changes and nothing else does.  Another dtype: the model computes in it.
-Fewer bits: what is stored has fewer.  Control: a planted fault, to show what a broken cache looks like on the same
+Fewer bits: what is stored has fewer.  Control: an injected fault, to show what a broken cache looks like on the same
 axes.  Rounded and faulty caches are caches as well, so they are two changes away; what is scored is fed to them in one
 piece.
 """

@@ -169,7 +169,7 @@ FULL_BYTES = _fact(
 LEN_OF_KEYS = _fact("len of the keys", "keys", lambda of: of["first_dimension"].max(), series="cache", by=("cache",))
 SHAPES = Measure("share of the document's 15 printed shapes that are equal", rows="shapes", estimate=part("equal"))
 SHARED = _fact(
-    "share of the text before static and dynamic differ", "partings", "share", "{:.0%}", by=("dtype",)
+    "share of the text before static and dynamic differ", "divergences", "share", "{:.0%}", by=("dtype",)
 ).where(cache="static", against="dynamic")
 
 # Facts for the prose.

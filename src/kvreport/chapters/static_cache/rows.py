@@ -212,7 +212,7 @@ def shapes(static_shapes: pd.DataFrame) -> pd.DataFrame:
     return table.assign(equal=table["theirs"] == table["here"])
 
 
-def partings(static_texts: pd.DataFrame) -> pd.DataFrame:
+def divergences(static_texts: pd.DataFrame) -> pd.DataFrame:
     """Find where each kind's text first differs from that without a cache."""
     columns = ["dtype", "cache", "against", "tokens", "share", "step", "margin", "tied", "logits_rms"]
     table = []
@@ -232,9 +232,9 @@ def partings(static_texts: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns)
 
 
-def differences(partings: pd.DataFrame) -> pd.DataFrame:
+def differences(divergences: pd.DataFrame) -> pd.DataFrame:
     """Keep the texts that differ."""
-    return partings.dropna(subset="tied")
+    return divergences.dropna(subset="tied")
 
 
 def published_gains() -> pd.DataFrame:

@@ -2,8 +2,8 @@
 
 A text of n tokens is run at once, without a cache; its second half is also decoded token by token behind a prefill of
 the first.  The fp64 reference has the weights of the dtype under test; dtypes that hold the same weights share it.
-Beside the cached path stands another uncached one, with the other implementation of attention, and a planted fault: the
-last token told a position too early.
+Beside the cached path stands another uncached one, with the other implementation of attention, and an injected fault:
+the last token told a position too early.
 
 Rows, one a (model, dtype, sample, path, place): see ``data/README.md``.  Places are the hidden states, each pooled over
 the decoded positions; the logits, position by position; and a few ids of the vocabulary, for what is common to all
