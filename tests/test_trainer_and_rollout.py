@@ -7,12 +7,7 @@ from planted import run_of
 from refusing import refusal
 
 from kvbook.models import loading
-from kvreport.chapters.trainer_and_rollout import (
-    TrainerAndRolloutSettings,
-    measures,
-    policy_gradient,
-    rollouts,
-)
+from kvreport.chapters.trainer_and_rollout import TrainerAndRolloutSettings, measures, policy_gradient, rollouts, tables
 from kvreport.chapters.trainer_and_rollout import rows as named
 from kvreport.publishing import found
 
@@ -35,8 +30,12 @@ def model():
 
 
 def estimate(measure, written, compared):
-    (one,) = measure.where(compared=compared)(found.of_runs("trainer_and_rollout", {"rollout": run_of(written)}))
+    (one,) = measure.where(compared=compared)(found_in(written))
     return one.estimate.value
+
+
+def found_in(written, **changed):
+    return found.of_runs("trainer_and_rollout", {"rollout": run_of(written, settings=SETTINGS.model_dump() | changed)})
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 64])
@@ -80,8 +79,7 @@ def test_processed_log_probabilities_are_those_of_the_distribution_that_sampling
 def test_texts_are_sampled_and_end_at_the_token_that_ends_them(written):
     assert written.groupby("sample").size().tolist() == [12, 12, 12]
     assert written.groupby("sample")["token"].nunique().min() > 3
-    group = rollouts.prompts(SETTINGS)[:1]
-    rows = rollouts.rows_of(group, torch.tensor([[5, 6, 7, 8]]), {"x": torch.zeros(1, 4)}, {7})
+    rows = rollouts.rows_of(rollouts.prompts(SETTINGS)[:1], torch.tensor([[5, 6, 7, 8]]), {"x": torch.zeros(1, 4)}, {7})
     assert [row["token"] for row in rows] == [5, 6, 7]
 
 
@@ -94,6 +92,12 @@ def test_control_a_shifted_log_probability_is_found(written):
     before = estimate(measures.OUTSIDE, written, named.BF16)
     shifted = written.assign(trainer=written["trainer"] + 0.2)
     assert before < 0.5 < estimate(measures.OUTSIDE, shifted, named.BF16) == 1
+
+
+def test_tables_name_the_texts_and_the_dtype_of_the_rollout(written):
+    table = tables.by_texts({"": found_in(written, dtype="float16", corpus="/of/mine")})
+    assert table["texts"].tolist() == ["another corpus"]
+    assert [name[-12:] for name in table][-2:] == ["fp16 trainer", "fp32 trainer"]
 
 
 def test_the_ways_score_the_rollouts_own_tokens(written, by_way):

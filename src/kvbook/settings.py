@@ -49,6 +49,7 @@ def several(value: Any) -> Any:
 DTypeName = Annotated[DType, BeforeValidator(_dtype)]
 # Those that quantized weights run in.
 SmallDType = Annotated[Literal["float32", "float16", "bfloat16"], BeforeValidator(_dtype)]
+HalfDType = Annotated[Literal["float16", "bfloat16"], BeforeValidator(_dtype)]
 # What a cache may be meant to keep its numbers in.
 CacheFormat = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "int2"]
 CacheDType = Annotated[CacheFormat, BeforeValidator(_dtype)]

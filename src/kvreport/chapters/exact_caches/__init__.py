@@ -1,8 +1,6 @@
 """The chapter on exact caches."""
 
-from typing import Literal
-
-from kvbook.settings import Count, Counts, DTypeName, Text, TextSettings, at_least, counts, some
+from kvbook.settings import Count, Counts, DTypeName, SmallDType, Text, TextSettings, at_least, counts, some
 
 
 class ExactCachesSettings(TextSettings):
@@ -39,7 +37,7 @@ class ExactCachesSettings(TextSettings):
     n_tokens: at_least(8) = 45
     lengths: counts(2) = (17, 64)
     threads: Counts = (1, 2)
-    dtypes: some(Literal["float32", "float16", "bfloat16"]) = ("float32", "bfloat16", "float16")
+    dtypes: some(SmallDType) = ("float32", "bfloat16", "float16")
     cost_shape: Text = "smollm2"
     cost_dtype: DTypeName = "bfloat16"
     n_prefill: at_least(2) = 512

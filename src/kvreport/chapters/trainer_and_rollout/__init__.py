@@ -1,6 +1,6 @@
 """The chapter on trainer and rollout: whether on-policy learning is on-policy."""
 
-from kvbook.settings import Count, DTypeName, Settings, Text, at_least
+from kvbook.settings import Count, HalfDType, Settings, Text, at_least
 
 
 class TrainerAndRolloutSettings(Settings):
@@ -21,7 +21,7 @@ class TrainerAndRolloutSettings(Settings):
         Repetitions of each arm of the policy-gradient run, which trains a stand-in.
     n_updates : int
         Updates of each.
-    dtype : str
+    dtype : {"bfloat16", "float16"}
         In which the rollout is computed, and the trainer that matches it.
     """
 
@@ -31,4 +31,4 @@ class TrainerAndRolloutSettings(Settings):
     new_tokens: at_least(2) = 64
     n_runs: Count = 1
     n_updates: Count = 2
-    dtype: DTypeName = "bfloat16"
+    dtype: HalfDType = "bfloat16"

@@ -47,7 +47,8 @@ def figure_ways(table: pd.DataFrame) -> plt.Figure:
 def figure_sequences(table: pd.DataFrame) -> plt.Figure:
     """Draw the effective sample size by length: seen, truncated, and expected of independent tokens."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
-    looks = {named.BF16: (style.VERMILION, "s"), named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}
+    low = (style.VERMILION, "s")
+    looks = {named.BF16: low, named.FP16: low, named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}
     handles = []
     for compared, rows in table.groupby("compared", sort=False):
         colour, marker = looks[compared]

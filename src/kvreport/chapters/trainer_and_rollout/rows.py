@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from kvbook.runs.records import Run
 from kvbook.scores import measures
+from kvreport.publishing.wording import DTYPES
 
 # The chapter's experiments and the revision of their rows.
 EXPERIMENTS = {"rollout": 1, "rollout_ways": 1, "engine_rollout": 1, "policy_gradient": 1}
@@ -36,8 +38,9 @@ MATCHED, UNCORRECTED, CORRECTED, COARSE, FAULTY = ARMS = (
     f"fault: shifted by one token, ratio up to {CAP}",
 )
 
-# What is compared, as figures and tables show it.
-ROUNDING = BF16, LOW, HEAD, FULL = "bf16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
+# What is compared, as figures and tables show it; a rollout in fp16 has its own name for the first.
+BF16, FP16, LOW, HEAD, FULL = "bf16 trainer", "fp16 trainer", "softmax not upcast", "LM head in fp32", "fp32 trainer"
+ROUNDING = BF16, FP16, LOW, HEAD, FULL
 SHIFTED = "log p shifted by one token"
 # Of what another engine samples.
 ENGINE_BF16, ENGINE_ITSELF = "vLLM, bf16 trainer", "vLLM, read again by vLLM"
@@ -49,23 +52,23 @@ ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer agains
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def pairs(rollout: pd.DataFrame) -> pd.DataFrame:
+def pairs(rollout: Run) -> pd.DataFrame:
     """Lay out every comparison that the rollout's own rows allow: the log-ratio of each token."""
-    rows = rollout
-    rollout, trainer = rows[ROLLOUT], rows[TRAINER]
+    rows = rollout.rows
+    sampled, trainer = rows[ROLLOUT], rows[TRAINER]
     ratios = {
-        BF16: trainer - rollout, LOW: rows[TRAINER + LOW_SOFTMAX] - rows[ROLLOUT + LOW_SOFTMAX],
-        HEAD: rows[TRAINER + FP32_HEAD] - rows[ROLLOUT + FP32_HEAD], FULL: rows[TRAINER_FP32] - rollout,
+        BF16: trainer - sampled, LOW: rows[TRAINER + LOW_SOFTMAX] - rows[ROLLOUT + LOW_SOFTMAX],
+        HEAD: rows[TRAINER + FP32_HEAD] - rows[ROLLOUT + FP32_HEAD], FULL: rows[TRAINER_FP32] - sampled,
         f"temperature {TEMPERATURE} not applied": trainer - rows[COOLED],
-        f"top-k {TOP_K} not applied": (trainer - rollout + rows[MASS_K])[rows[IN_K] == 1],
-        f"top-p {TOP_P} not applied": (trainer - rollout + rows[MASS_P])[rows[IN_P] == 1],
+        f"top-k {TOP_K} not applied": (trainer - sampled + rows[MASS_K])[rows[IN_K] == 1],
+        f"top-p {TOP_P} not applied": (trainer - sampled + rows[MASS_P])[rows[IN_P] == 1],
         # The injected fault: each token has the log-probability of the one before it.
-        SHIFTED: (trainer.groupby([rows["sample"]]).shift(1) - rollout).dropna(),
+        SHIFTED: (trainer.groupby([rows["sample"]]).shift(1) - sampled).dropna(),
     }
-    return _long(rows, ratios)
+    return _long(rollout, ratios)
 
 
-def ways(rollout_ways: pd.DataFrame) -> pd.DataFrame:
+def ways(rollout_ways: Run) -> pd.DataFrame:
     """Lay out the comparisons of all ways, in the order of the figure: a trainer's log-probability less a rollout's."""
     sides = {
         "bf16, rollout in a batch of 8": (TRAINER, ROLLOUT), "bf16, rollout of one text": (TRAINER, SINGLE),
@@ -77,20 +80,23 @@ def ways(rollout_ways: pd.DataFrame) -> pd.DataFrame:
         "bf16, cache in fp8": (TRAINER, FP8), "bf16, cache in int4": (TRAINER, INT4),
         ROLLOUT_ERROR: (ROLLOUT, TRAINER_FP64), TRAINER_ERROR: (TRAINER, TRAINER_FP64),
     }
-    ratios = {name: rollout_ways[trainer] - rollout_ways[rollout] for name, (trainer, rollout) in sides.items()}
+    rows = rollout_ways.rows
+    ratios = {name: rows[trainer] - rows[rollout] for name, (trainer, rollout) in sides.items()}
     return _long(rollout_ways, ratios)
 
 
-def _long(rows: pd.DataFrame, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
-    about = rows[["sample", "source", "position"]]
-    parts = [about.loc[of.index].assign(compared=name, log_ratio=of) for name, of in ratios.items()]
+def _long(run: Run, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
+    about, dtype = run.rows[["sample", "source", "position"]], DTYPES[run.about["settings"]["dtype"]]
+    parts = [
+        about.loc[of.index].assign(compared=name.replace("bf16", dtype), log_ratio=of) for name, of in ratios.items()
+    ]
     table = pd.concat(parts, ignore_index=True)
     return table.assign(**{name: term(table["log_ratio"].to_numpy()) for name, term in measures.TERMS.items()})
 
 
 def sequences(pairs: pd.DataFrame) -> pd.DataFrame:
     """Add log-ratios up over the first tokens of each text: all of them where it ends before."""
-    pairs, by = pairs[pairs["compared"].isin((BF16, HEAD, FULL))], ["compared", "sample", "source"]
+    pairs, by = pairs[pairs["compared"].isin((BF16, FP16, HEAD, FULL))], ["compared", "sample", "source"]
     parts = {
         length: pairs[pairs["position"] < length].groupby(by, sort=False)["log_ratio"].agg(["sum", "size"])
         for length in LENGTHS
@@ -98,10 +104,11 @@ def sequences(pairs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, names=["length"]).reset_index()
 
 
-def engine(engine_rollout: pd.DataFrame) -> pd.DataFrame:
+def engine(engine_rollout: Run) -> pd.DataFrame:
     """Lay out what a real engine sampled against a trainer, and against the engine itself."""
+    rows = engine_rollout.rows
     sides = {ENGINE_BF16: TRAINER, "vLLM, fp32 trainer": TRAINER_FP32, ENGINE_ITSELF: ENGINE_READ}
-    return _long(engine_rollout, {name: engine_rollout[side] - engine_rollout[ENGINE] for name, side in sides.items()})
+    return _long(engine_rollout, {name: rows[side] - rows[ENGINE] for name, side in sides.items()})
 
 
 def learned(policy_gradient: pd.DataFrame) -> pd.DataFrame:

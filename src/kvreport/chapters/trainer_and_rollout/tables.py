@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from kvbook.models.corpus import POPULATIONS, STDLIB
-from kvbook.runs.evidence import texts_of
+from kvbook.models.corpus import POPULATIONS
 from kvbook.scores import measures as scores
 from kvreport.chapters.trainer_and_rollout import measures
 from kvreport.chapters.trainer_and_rollout import rows as named
@@ -31,10 +30,13 @@ def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Work out both measures of every comparison on each population of texts."""
     measured = {"mean_abs": measures.MEAN_ABS, "outside": measures.OUTSIDE}
     tables = {
-        texts_of(name) or POPULATIONS[STDLIB]: joined(measured, found)
-        for name, found in everywhere.items() if found["pairs"] is not None
+        _texts(found): joined(measured, found) for found in everywhere.values() if found["pairs"] is not None
     }
     return pd.concat(tables, names=["texts"]).reset_index("texts").reset_index(drop=True)
+
+
+def _texts(found: Found) -> str:
+    return POPULATIONS.get(found.noted("rollout", "settings", "corpus"), "another corpus")
 
 
 def vocabulary(found: Found) -> pd.DataFrame:
@@ -47,16 +49,16 @@ def vocabulary(found: Found) -> pd.DataFrame:
 def by_texts(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Lay out what the first comparison gives on each population of texts."""
     shown = {
-        f"{_COLUMNS[measure]}, {trainer} trainer": measure.where(compared=compared)
+        f"{_COLUMNS[measure]}, {compared}": measure.where(compared=compared)
         for measure in (measures.MEAN_ABS, measures.OUTSIDE, measures.CLIPPED)
-        for trainer, compared in (("bf16", named.BF16), ("fp32", named.FULL))
+        for compared in (named.BF16, named.FP16, named.FULL)
     }
     rows = []
-    for name, found in everywhere.items():
+    for found in everywhere.values():
         cells = {column: one.estimate.text(of.form) for column, of in shown.items() for one in of(found)}
         if cells:
             tokens = found["rollout"]
-            about = {"texts": texts_of(name) or POPULATIONS[STDLIB], "prompts": tokens["sample"].nunique()}
+            about = {"texts": _texts(found), "prompts": tokens["sample"].nunique()}
             rows.append(about | {"tokens": f"{len(tokens):,}"} | cells)
     return pd.DataFrame(rows)
 
