@@ -1,14 +1,14 @@
 import pytest
 from refusing import refusal
 
-from kvreport.chapters.does_it_matter import DoesItMatterSettings
 from kvreport.chapters.exact_caches import ExactCachesSettings
 from kvreport.chapters.layer_drift import LayerDriftSettings
+from kvreport.chapters.trainer_and_rollout import TrainerAndRolloutSettings
 from kvreport.running import catalogue
 
 
 @pytest.mark.parametrize(("values", "message"), [
-    ({"n_samples": 0}, "n_samples"), ({"n_tokens": 1}, "n_tokens"), ({"dtypes": []}, "dtypes"),
+    ({"n_samples": 0}, "n_samples"), ({"n_tokens": 1}, "n_tokens = 1: at least 2"), ({"dtypes": []}, "dtypes"),
     ({"dtypes": ["float8"]}, "float8"), ({"nosuch": 3}, "unknown parameter 'nosuch'"),
     ({"weights": "magic"}, "weights"), ({"n_samples": "many"}, "n_samples"),
 ])
@@ -26,9 +26,9 @@ def test_a_notebooks_own_names_are_not_parameters_but_unknown_ones_are():
     assert "unknown parameter 'n_sample'" in refusal(LayerDriftSettings.from_notebook, namespace | {"n_sample": 7})
 
 
-@pytest.mark.parametrize("settings", [ExactCachesSettings, DoesItMatterSettings])
-def test_dtypes_that_an_experiment_does_not_run_in_are_refused(settings):
-    assert "dtypes" in refusal(settings.checked, dtypes=["float64"])
+@pytest.mark.parametrize(("settings", "name"), [(ExactCachesSettings, "dtypes"), (TrainerAndRolloutSettings, "dtype")])
+def test_dtypes_that_an_experiment_does_not_run_in_are_refused(settings, name):
+    assert "'float64': Input should be" in refusal(settings.checked, **{name: "float64"})
 
 
 # What no experiment can run, by the setting that asks for it; of `n_samples` the folder has fewer.
@@ -53,7 +53,6 @@ def test_an_experiment_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing
     taken = set(experiment.settings.model_fields if experiment.fields is None else experiment.fields)
     for field in taken & set(IMPOSSIBLE):
         if (name, field) not in UNREAD:
-            folder = {"corpus": str(text_folder)} if field == "n_samples" else {}
-            given = folder | {field: IMPOSSIBLE[field]}
+            given = ({"corpus": str(text_folder)} if field == "n_samples" else {}) | {field: IMPOSSIBLE[field]}
             refusal(lambda given=given: experiment.run(experiment.settings.checked(**given)))
     assert not runs.exists()

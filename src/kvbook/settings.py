@@ -38,7 +38,11 @@ def read_yaml(file: Path) -> Any:
 
 def faults_of(error: ValidationError) -> str:
     """Say in one line what is wrong, and where."""
-    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}" for fault in error.errors())
+    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'content'}: {_why(fault)}" for fault in error.errors())
+
+
+def _why(fault: Mapping[str, Any]) -> str:
+    return fault["msg"].removeprefix("Value error, ")
 
 
 def several(value: Any) -> Any:
@@ -110,7 +114,7 @@ class Settings(Strict, protected_namespaces=()):
                 if fault["type"] == "extra_forbidden":
                     faults.append(f"unknown parameter {name!r} (choose from: {known})")
                 else:
-                    faults.append(f"{name} = {fault['input']!r}: {fault['msg']}")
+                    faults.append(f"{name} = {fault['input']!r}: {_why(fault)}")
             raise UserError("; ".join(faults)) from None
 
     @classmethod

@@ -23,7 +23,7 @@ def device_of(name: str) -> torch.device:
     with refusing(f"device {name!r} is not a torch device: use 'cpu', 'cuda', 'cuda:0' or 'mps'", RuntimeError):
         device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise UserError(f"device {name!r}: this machine has {count} CUDA devices; use device='cpu' or a listed one")
+        raise UserError(f"device {name!r}: this machine has {count} CUDA devices, counted from 0; use one or 'cpu'")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps': not available on this machine; use device='cpu'")
     if device.type not in ("cpu", "cuda", "mps"):
