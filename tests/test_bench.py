@@ -68,7 +68,7 @@ def made_up(monkeypatch, runs, llama_folder):
 @pytest.fixture
 def settings(llama_folder):
     return bench.BenchSettings.checked(
-        model=str(llama_folder), shape="smollm2", n_samples=2, n_repeats=2, n_new_tokens=4, seed=7
+        model=str(llama_folder), shape="smollm2", n_samples=2, n_repeats=2, n_new_tokens=5, seed=7
     )
 
 

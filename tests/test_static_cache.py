@@ -382,3 +382,5 @@ def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
 @pytest.mark.parametrize("experiment", [speed.EXPERIMENT, kinds.TEXTS])
 def test_a_text_that_the_model_cannot_hold_is_refused(settings, experiment):
     assert "context" in refusal(lambda: experiment.run(settings.model_copy(update={"n_new_tokens": 100})))
+    # Four of the tokens are written while bytes are counted, behind a prompt of the others.
+    assert "5" in refusal(settings.checked, n_new_tokens=4)

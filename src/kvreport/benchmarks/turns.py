@@ -42,7 +42,7 @@ class BenchSettings(Settings):
     shape: Text = "smollm2"
     dtype: DTypeName = "bfloat16"
     n_samples: at_least(2) = 10
-    n_new_tokens: at_least(4) = 48
+    n_new_tokens: at_least(5) = 48
     n_repeats: at_least(2) = 10
     book: bool = False
     profile: str = "smoke"

@@ -35,7 +35,7 @@ class StaticCacheSettings(Settings):
     model: Text = "smollm2"
     weights: Weights = "random"
     dtype: DTypeName = "bfloat16"
-    n_new_tokens: at_least(4) = 200
+    n_new_tokens: at_least(5) = 200
     n_repeats: Count = 2
     scope: Literal["layer", "model"] = "layer"
     prompt: Text = "The theory of special relativity states "
