@@ -14,7 +14,7 @@ from refusing import refusal
 from kvbook import paths
 from kvbook.server import check, client, prompts
 from kvreport.chapters.serving_engines import ServingEnginesSettings, measures, measuring, rows, tables
-from kvreport.publishing import found
+from kvreport.publishing import found, statements
 
 SETTINGS = ServingEnginesSettings(n_samples=2, prompt_tokens=34, new_tokens=6)
 PAGE = paths.ROOT / "pages" / "howto" / "server.md"
@@ -52,10 +52,10 @@ def test_control_a_moved_log_probability_and_another_token_are_found(results):
     assert not ways["bits_equal"].any()
     assert ways["texts_equal"].all()
     other = results["tokens"].copy()
-    other.loc[(other["way"] == rows.WARM) & (other["position"] == 2), "token"] += 1
-    ways = of(other)["ways"].query("way == 'warm'")
-    assert not ways["texts_equal"].any()
-    assert (ways["common"] == 2).all()
+    other.loc[(other["way"] == rows.AGAIN) & (other["position"] == 2), "token"] += 1
+    assert (of(other)["ways"].query("way == 'again'")["common"] == 2).all()
+    # Its log-probabilities up to there are those of the cold text.
+    assert statements.check(measures.STATEMENTS["a-repeat-is-exact"], of(other)).outcome == "fails"
 
 
 def test_two_engines_are_compared_after_each_prompt(results):

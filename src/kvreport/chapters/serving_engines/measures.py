@@ -69,7 +69,7 @@ _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
 _HALF, _TENFOLD = Bound(0.5, "ours", "half a nat"), Bound(10, "ours", "ten times", "ratio")
 _REUSE = {"way": named.WARM, "dtype": named.FP32}
 STATEMENTS = {
-    "a-repeat-is-exact": of_model(MOVED.where(way=named.AGAIN), "at most", NONE),
+    "a-repeat-is-exact": of_model(OTHER_BITS.where(way=named.AGAIN), "at most", NONE),
     "vllm-is-exact": of_model(OTHER_BITS.where(engine="vLLM"), "at most", NONE),
     "reuse-moves-two-engines": of_model(OTHER_BITS.where(**_REUSE, engine=_SERVERS[1:]), "above", NONE),
     "vllm-in-fp32-is-closest": of_model(ERROR_OVER_VLLM.where(dtype=named.FP32, engine=_SERVERS), "above", _TENFOLD),

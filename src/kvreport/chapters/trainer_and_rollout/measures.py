@@ -10,7 +10,7 @@ from kvreport.publishing.rules import NONE, Bound
 
 # What each comparison of the rollout's own texts gives.
 OUTSIDE = Measure(
-    "share of tokens whose importance ratio is outside [0.9, 1.1]", "text", "comparison", "{:.1%}", rows="pairs",
+    "share of tokens whose importance ratio is outside [0.9, 1.1]", "file", "comparison", "{:.1%}", rows="pairs",
     by=("compared",), estimate=mean("outside_narrow"),
 )
 CLIPPED = OUTSIDE.alike("share of tokens whose importance ratio is outside [0.8, 1.2]", mean("outside_ppo_clip"))
