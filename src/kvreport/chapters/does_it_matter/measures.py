@@ -136,6 +136,9 @@ LARGEST_MARGIN = Measure(
     "largest margin in ulps at which only rounding flips the top-1 token", form="{:.3g}", rows="flips by rounding",
     estimate=counted(lambda rows: rows["ulps"].max()),
 )
+NARROW = EQUAL.alike(
+    "share of tokens with a narrow margin", lambda rows: part("narrow")(rows.assign(narrow=rows["ulps"] <= _FEW.value))
+).where(way=named.CACHED)
 FLIPS_AT_A_TIE = LARGEST_MARGIN.alike("share of these flips at a tie", part("at_a_tie"), form="{:.0%}")
 
 # The same on caches of few bits.
@@ -280,6 +283,7 @@ _FACTOR_OF_TWO = Bound(2, "ours", "a factor of two", "ratio")
 _TEN_THOUSANDTH = Bound(1e-4, "ours", "a ten-thousandth")
 _THOUSANDFOLD = Bound(1000, "ours", "a thousand times")
 _QUARTER = Bound(1.25, "ours", "a quarter", "ratio")
+_FEW = Bound(8, "ours", "a few ulps")
 _RARELY = Bound(1e-4, "ours", "one token in ten thousand")
 # Of the bins of positions, the last one that four texts reach: from 1,448 tokens on.
 _FAR = 5
@@ -313,7 +317,7 @@ STATEMENTS = {
     "a-fault-looks-like-few-bits": of_model(
         _over(named.FAULT, "the fault's").where(way=named.WEIGHTS_4), "above", _AS_FAR
     ),
-    "flips-at-small-margins": always(LARGEST_MARGIN, "at most", Bound(8, "ours", "a few ulps")),
+    "flips-at-small-margins": always(LARGEST_MARGIN, "at most", _FEW),
     "fp32-expects-no-flip": always(EXPECTED_FLIPS.where(way=named.CACHED, dtype="float32"), "below", _RARELY),
     "bf16-texts-diverge": of_model(DIVERGED.where(dtype="bfloat16"), "above", _FIFTH, headline=True),
     "fp32-texts-stay": always(DIVERGED.where(dtype="float32"), "below", _TENTH, headline=True),
