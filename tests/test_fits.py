@@ -78,8 +78,7 @@ def tokens(n_files: int, per_file: int, hits: int) -> pd.DataFrame:
 
 @pytest.mark.parametrize("share", [fits.share_of_rows, fits.share_over])
 def test_a_share_counts_files_and_not_their_rows(share):
-    few, many = (tokens(50, per_file, 0) for per_file in (1, 200))
-    for rows in (few, many):
+    for rows in (tokens(50, 1, 0), many := tokens(50, 200, 0)):
         found = share(rows, rows["holds"])[0]
         assert (found.value, found.low, found.kind) == (0, 0, "95 %")
         assert 0.05 < found.high < 0.10
@@ -95,13 +94,20 @@ def test_a_share_is_that_of_the_texts_and_its_interval_counts_files():
 
 def test_a_share_of_a_texts_rows_has_the_interval_of_the_texts_shares_and_not_of_so_many_trials():
     shares = np.linspace(0.024, 0.062, 33)
-    rows = pd.DataFrame({"source": range(33), "sample": range(33), "share": shares})
-    found, files = fits.share_of_rows(rows, rows["share"])
+    found, files = fits.share_of_rows(pd.DataFrame({"source": range(33)}), pd.Series(shares))
     assert (found.value, files) == (pytest.approx(shares.mean()), 33)
     # Twice the standard error of their mean to either side.
     assert found.high - found.low == pytest.approx(4 * shares.std() / 33**0.5, rel=0.1)
     # Control: as trials they would scatter nearly four times as far as the shares themselves do.
     assert fits.wilson(shares.mean(), 33).high > 2 * shares.max()
+
+
+@pytest.mark.parametrize(("n_files", "missed"), [(4, 0.2), (30, 0.07)])
+def test_an_interval_of_four_files_misses_the_true_mean_four_times_as_often_as_it_should(n_files, missed):
+    values = np.random.default_rng(0).normal(size=(n_files, 1000))
+    rows = pd.DataFrame(values).melt(var_name="layer", ignore_index=False).rename_axis("source").reset_index()
+    low, high = fits.resample(rows.assign(sample=rows["source"]), "value").interval()
+    assert ((low > 0) | (high < 0)).mean() == pytest.approx(missed, abs=0.03)
 
 
 def test_what_is_no_trial_is_refused_and_several_rows_of_a_text_are_no_trials():
@@ -110,8 +116,7 @@ def test_what_is_no_trial_is_refused_and_several_rows_of_a_text_are_no_trials():
         fits.share_over(rows, rows["holds"] / 2)
     assert fits.share_over(rows, rows["holds"]) == fits.share_of_rows(rows, rows["holds"])
     # Control: with one row a text they are trials.
-    first = rows.groupby("sample").head(1)
-    assert fits.share_over(first, first["holds"])[0] == fits.wilson(1.0, 40)
+    assert fits.share_over(rows[::20], rows[::20]["holds"])[0] == fits.wilson(1.0, 40)
 
 
 def of_files(n_files: int) -> pd.DataFrame:
