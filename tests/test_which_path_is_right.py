@@ -225,7 +225,7 @@ def test_harmed_arithmetic_changes_the_statements_named_and_sound_arithmetic_cha
 ):
     if harm:
         harm(monkeypatch)
-    compared = against_the_book(NAME, path_errors.EXPERIMENT, **({"n_tokens": 12} if harm else {}))
+    compared = against_the_book(NAME, path_errors.EXPERIMENT, **({"n_tokens": 8} if harm else {}))
     found = {name for name, word in compared.items() if word == "differs"}
     # On some processors the harm shows in further ones.
     assert found >= differ
