@@ -94,8 +94,21 @@ def run(checkout):
 
 
 @pytest.fixture(scope="module")
-def kvbook(run):
-    return lambda *commands, then="": run(sys.executable, "-c", mini_book.COMMANDS, *commands, then)
+def said(run):
+    """Build the chapter, run and publish its experiments, and try the new path, in one process; what that says."""
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+    run("git", "init", "-q")
+    run("git", "add", ".")
+    run(*git, "commit", "-qm", "A chapter")
+    commands = (
+        "build 15_cache_bytes", "run cache_bytes lengths=4,8 model=pythia weights=random", "run token_bytes",
+        "check llama --thorough --dtypes float32 --samples 1 --tokens 8", "atlas llama --rows _build/atlas.jsonl",
+        "evidence cache_bytes",
+    )
+    asked = "from kvreport.publishing import evaluated\nbook = evaluated.published('cache_bytes')\n"
+    told = "print(book['numbers'], book['statements']['as-predicted']['outcome'])\n"
+    of_page = "from kvreport.site import running\nassert 'reordered cache' in running.paths()"
+    return run(sys.executable, "-c", mini_book.COMMANDS, *commands, asked + told + of_page)
 
 
 @pytest.fixture(scope="module")
@@ -111,27 +124,19 @@ def test_a_guide_touches_no_more_files_than_it_says():
     assert list(map(len, touched)) == [8, 1, 2, 4, 1, 2]
 
 
-def test_the_chapter_is_executed_with_both_figures(kvbook, checkout):
-    assert "15_cache_bytes: done after" in kvbook("build 15_cache_bytes")
+def test_the_chapter_is_executed_with_both_figures(said, checkout):
+    assert "15_cache_bytes: done after" in said
     executed = nbformat.read(checkout / "_build/executed/15_cache_bytes.ipynb", as_version=4)
     for name in ("fig-cache-bytes", "fig-per-token"):
         assert name in json.dumps(executed)
         assert (checkout / f"_build/figures/15_cache_bytes/{name}.svg").is_file()
 
 
-def test_both_experiments_and_the_new_family_are_found_by_name(kvbook):
-    said = kvbook("run cache_bytes lengths=4,8 model=pythia weights=random", "run token_bytes")
+def test_both_experiments_and_the_new_family_are_found_by_name(said):
     assert said.count("2 rows in ") == 2
 
 
-def test_published_its_sentence_has_its_number_and_its_statement_holds(run, kvbook):
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
-    run("git", "init", "-q")
-    run("git", "add", ".")
-    run(*git, "commit", "-qm", "A chapter")
-    asked = "from kvreport.publishing import evaluated\nbook = evaluated.published('cache_bytes')\n"
-    told = "print(book['numbers'], book['statements']['as-predicted']['outcome'])"
-    said = kvbook("evidence cache_bytes", then=asked + told)
+def test_published_its_sentence_has_its_number_and_its_statement_holds(said):
     assert "'PER_TOKEN tokens=16': '46,080'" in said
     assert "} holds\n" in said
 
@@ -141,11 +146,7 @@ def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(passed)
         assert re.search(f"^tests/test_{name}.py::.* PASSED", passed, re.MULTILINE)
 
 
-def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(passed, kvbook, checkout):
-    rows = checkout / "_build/atlas.jsonl"
-    of_page = "from kvreport.site import running\nassert 'reordered cache' in running.paths()"
-    thorough = "check llama --thorough --dtypes float32 --samples 1 --tokens 8"
-    said = kvbook(thorough, f"atlas llama --rows {rows}", then=of_page)
+def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(passed, said, checkout):
     assert re.search("^path +reordered cache +(rounding|exact): ", said, re.MULTILINE)
-    assert '"reordered cache, drift"' in rows.read_text("utf-8")
+    assert '"reordered cache, drift"' in (checkout / "_build/atlas.jsonl").read_text("utf-8")
     assert len(re.findall("^tests/test_execution_paths.py::.*reordered.* PASSED", passed, re.MULTILINE)) == 2

@@ -8,6 +8,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import mini_book
 import pytest
 
 from kvbook.paths import ROOT
@@ -64,28 +65,23 @@ def test_the_command_line_begins_and_lists_the_models_in_an_empty_folder(run, tm
     assert "check" in shown.stdout
     # The report's own commands are not there.
     assert "sweep" not in shown.stdout
-    listed = run("kvbook", "models", "list")
-    assert listed.returncode == 0, listed.stderr
-    assert "HuggingFaceTB/SmolLM2-135M" in listed.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_checked_in_an_empty_folder(run, llama_folder):
-    done = run("kvbook", "check", str(llama_folder), "--samples", "1", "--tokens", "12")
-    assert done.returncode == 0, done.stderr
-    assert "verdict   rounding" in done.stdout or "verdict   exact" in done.stdout
-
-
-def test_what_makes_caches_exact_is_imported_and_compiled_without_a_checkout(run):
-    code = (
+def test_models_are_listed_a_folder_checked_and_kernels_compiled_without_a_checkout(run, llama_folder):
+    exact = (
         "from kvbook.exact import row_invariant, verify, fp32_products; import kvbook, torch;"
         "print(kvbook.__file__, fp32_products.kernel(torch.float32))"
     )
-    done = run("python", "-c", code)
+    commands = ("models list", f"check {llama_folder} --samples 1 --tokens 12")
+    done = run("python", "-c", mini_book.COMMANDS, *commands, exact)
     assert done.returncode == 0, done.stderr
-    assert "site-packages" in done.stdout
-    assert "None" not in done.stdout
-    assert str(ROOT) not in done.stdout
+    assert "HuggingFaceTB/SmolLM2-135M" in done.stdout
+    assert "verdict   rounding" in done.stdout or "verdict   exact" in done.stdout
+    imported = done.stdout.splitlines()[-1]
+    assert "site-packages" in imported
+    assert "None" not in imported
+    assert str(ROOT) not in imported
 
 
 MODEL_TESTS = """
