@@ -70,8 +70,23 @@ def test_latent_attention_keeps_unequal_head_widths():
     assert config.qk_nope_head_dim + config.qk_rope_head_dim != config.v_head_dim
 
 
-def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exact_when_row_invariant():
-    row = invariance.measure("qwen2")
+@pytest.fixture
+def placed(monkeypatch):
+    """Note where models and texts are put; what is asked for on CUDA is computed here."""
+    places, build, to = [], configurations.build, torch.Tensor.to
+
+    def noted(tensor, *arguments, **options):
+        places.extend(each for each in arguments if each == "cuda")
+        return to(tensor, *(("cpu" if each == "cuda" else each) for each in arguments), **options)
+
+    monkeypatch.setattr(configurations, "build", lambda *a, device="", **b: places.append(device) or build(*a, **b))
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    return places
+
+
+def test_a_sound_architecture_is_rounding_or_exact_on_every_path_and_exact_when_row_invariant_where_asked_for(placed):
+    row = invariance.measure("qwen2", "cuda")
+    assert (row["status"], set(placed)) == ("ran", {"cuda"})
     assert not row.keys() & set(PATHS), "a row records, and verdicts are given when it is read"
     row = table.judged(row)
     # A window counts the padding among its keys.
@@ -85,7 +100,7 @@ def test_a_sound_architecture_is_called_rounding_or_exact_on_every_path_and_exac
 
 
 def test_a_static_cache_that_a_class_does_not_declare_is_wrong_all_the_same_and_generate_takes_it():
-    row = invariance.measure("gpt_neo")
+    row = columns.measure("gpt_neo")
     assert row["static cache, declared"] is False
     row = table.judged(row)
     assert row["static cache"] == table.verdict(row) == "bug"
@@ -205,25 +220,12 @@ def test_what_takes_too_long_or_too_much_memory_is_a_row(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_processes_forked_from_a_server_as_for_a_gpu_give_the_rows_of_forked_ones(monkeypatch):
-    (forked,) = running.measured(["gpt2"])
+    (forked,) = running.measured(["gpt2"], paths_only=True)
     server = running._context("cuda")
     assert server.get_start_method() == "forkserver"
     monkeypatch.setattr(running, "_context", lambda _: server)
-    (served,) = running.measured(["gpt2"])
+    (served,) = running.measured(["gpt2"], paths_only=True)
     assert served | {"seconds": 0} == forked | {"seconds": 0}
-
-
-def test_every_model_and_text_is_put_where_it_was_asked_for(monkeypatch):
-    placed, build, to = [], configurations.build, torch.Tensor.to
-
-    def noted(tensor, *arguments, **options):
-        placed.extend(each for each in arguments if each == "cuda")
-        return to(tensor, *(("cpu" if each == "cuda" else each) for each in arguments), **options)
-
-    monkeypatch.setattr(configurations, "build", lambda *a, device="", **b: placed.append(device) or build(*a, **b))
-    monkeypatch.setattr(torch.Tensor, "to", noted)
-    assert invariance.measure("gpt2", "cuda")["status"] == "ran"
-    assert set(placed) == {"cuda"}
 
 
 @pytest.mark.parametrize(("row", "words"), [
