@@ -115,6 +115,21 @@ def start(workplace: Path, *arguments: str, **more: str) -> subprocess.Popen[str
     return mini_book.start(workplace, *command, env=environment(workplace, **more), stderr=subprocess.PIPE)
 
 
+@pytest.fixture
+def sweep_here(kvbook_here, monkeypatch):
+    """Return a function that sweeps in this process, with workers in processes of their own."""
+
+    def swept(workplace: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(workplace)
+        monkeypatch.setattr(paths, "RUNS", workplace / "_build" / "runs")
+        monkeypatch.setattr(paths, "BUILD", workplace / "_build")
+        for name, value in environment(workplace, **more).items():
+            monkeypatch.setenv(name, value)
+        return kvbook_here("sweep", "sweep.yaml", *arguments)
+
+    return swept
+
+
 def units(workplace: Path) -> list[str]:
     return (workplace / "units").read_text().splitlines()
 
@@ -135,7 +150,7 @@ def files_of_runs(workplace: Path) -> dict[Path, int]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
-    """A sweep of which a worker was killed, and the same started again with a model that is not there."""
+    """A sweep of which a worker was killed."""
     workplace = prepared(tmp_path_factory.mktemp("swept"), text_folder)
     asked = {
         "experiment": "layer_drift", "model": [str(llama_folder), str(gpt2_folder)], "length": [6, 8],
@@ -150,14 +165,7 @@ def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
     victims[0].send_signal(signal.SIGKILL)
     said, noted = process.communicate(timeout=300)
     assert process.returncode == 0, said + noted
-    done, files = units(workplace), files_of_runs(workplace)
-    write(workplace, **asked | {"model": [*asked["model"], "nosuch"]})
-    again = start(workplace, "--workers", "1")
-    said_again, _ = again.communicate(timeout=300)
-    return SimpleNamespace(
-        workplace=workplace, victims=victims, said=said, noted=noted, units=done, files=files, said_again=said_again,
-        status=again.returncode,
-    )
+    return SimpleNamespace(workplace=workplace, asked=asked, victims=victims, said=said, noted=noted)
 
 
 def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_twice(swept):
@@ -166,7 +174,7 @@ def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_t
     assert "0 failed" in swept.said
     assert not swept.victims[0].is_running()
     assert re.search(r"sweep +\d+:\d+ +\d/4 cells, 0 failed: layer_drift ", swept.noted)
-    assert len(set(swept.units)) == len(swept.units), "a unit was done twice"
+    assert len(set(units(swept.workplace))) == len(units(swept.workplace)), "a unit was done twice"
     assert len(runs(swept.workplace)) == 4
     assert not list((swept.workplace / "_build" / "runs").glob("*/*.partial"))
     for folder in runs(swept.workplace):
@@ -175,15 +183,20 @@ def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_t
         assert not rows.duplicated(["sample", "dtype", "place", "layer"]).any()
 
 
-def test_a_sweep_that_is_started_again_does_nothing_twice_and_a_cell_that_cannot_be_run_fails_alone_in_one_line(swept):
-    assert swept.status == 1
-    *failed, last = swept.said_again.splitlines()
+def test_a_sweep_that_is_started_again_does_nothing_twice_and_a_cell_that_cannot_be_run_fails_alone_in_one_line(
+    swept, sweep_here
+):
+    done, files = units(swept.workplace), files_of_runs(swept.workplace)
+    write(swept.workplace, **swept.asked | {"model": [*swept.asked["model"], "nosuch"]})
+    again = sweep_here(swept.workplace, "--workers", "1")
+    assert again.returncode == 1
+    *failed, last = again.stdout.splitlines()
     assert len(failed) == 2
     assert all(re.match(r"failed: layer_drift nosuch \d cpu: model 'nosuch' is neither", line) for line in failed)
     assert "4 cells are finished" in last
     assert "(0 made now, 4 found), 2 failed" in last
-    assert units(swept.workplace) == swept.units
-    assert files_of_runs(swept.workplace) == swept.files
+    assert units(swept.workplace) == done
+    assert files_of_runs(swept.workplace) == files
 
 
 def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, llama_folder):
@@ -223,12 +236,10 @@ def scheduler(workplace):
 
 
 def test_an_existing_scheduler_is_used_and_its_workers_send_their_runs(
-    workplace, llama_folder, scheduler, kvbook_here, refused, monkeypatch
+    workplace, llama_folder, scheduler, sweep_here, refused
 ):
     write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
-    monkeypatch.chdir(workplace)
-    monkeypatch.setattr(paths, "RUNS", workplace / "_build" / "runs")
-    done = kvbook_here("sweep", "sweep.yaml", "--scheduler", scheduler)
+    done = sweep_here(workplace, "--scheduler", scheduler)
     assert done.returncode == 0, done.stderr
     assert "2 cells are finished" in done.stdout
     assert "(2 made now" in done.stdout
@@ -305,7 +316,7 @@ echo "Submitted batch job $!"
 """
 
 
-def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder):
+def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder, sweep_here):
     commands = workplace / "commands"
     commands.mkdir()
     for name, script in (("sbatch", SBATCH.format(folder=workplace)), ("scancel", "#!/bin/sh\nkill -9 -- -$1\n")):
@@ -313,12 +324,12 @@ def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder):
         (commands / name).chmod(stat.S_IRWXU)
     (workplace / "slurm.yaml").write_text("jobs: 1\ncores: 1\nmemory: 2GB\ninterface: lo\n")
     write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
-    process = start(workplace, "--slurm", "slurm.yaml", PATH=f"{commands}:{os.environ['PATH']}", HOME=str(workplace))
-    said, noted = process.communicate(timeout=300)
-    assert process.returncode == 0, said + noted
-    assert "2 cells are finished" in said
-    assert "(2 made now" in said
-    assert "Traceback" not in said + noted
+    told = {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(workplace)}
+    done = sweep_here(workplace, "--slurm", "slurm.yaml", **told)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 cells are finished" in done.stdout
+    assert "(2 made now" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
     script = (workplace / "job.sh").read_text()
     assert "tls://" in script
     # What the job prints goes into the build folder, not beside the sources.
