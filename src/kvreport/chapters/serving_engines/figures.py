@@ -23,7 +23,9 @@ def figure_ways(table: pd.DataFrame) -> Figure:
         ax.plot(max(row.moved.value, _NOTHING), place, marker=style.MARKERS[which], color=_COLOURS[row.way],
             markersize=5, linestyle="")
     ax.axvline(_NOTHING, **style.REFERENCE)
-    ax.set(xscale="log", xlabel="largest |Δ log p| against cold (nats); far left: none")
+    ax.set(xscale="log", xlabel="largest |Δ log p| against cold (nats)")
+    powers = ax.xaxis.get_major_formatter()
+    ax.xaxis.set_major_formatter(lambda at, place: "0" if at < 2 * _NOTHING else powers(at, place))
     handles = [style.key(way, _COLOURS[way], marker=style.MARKERS[place]) for place, way in enumerate(named.WAYS)]
     return style.with_legend(fig, handles, 3)
 
