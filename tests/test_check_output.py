@@ -135,5 +135,6 @@ def test_without_matplotlib_one_line_says_what_to_install(refused, tmp_path, mon
     assert "pip install matplotlib" in refused("check", "/nowhere", "--plot", tmp_path / "drift.png")
 
 
-def test_a_check_of_a_tokenizer_boundary_takes_none_of_these(refused):
-    assert "takes no --json" in refused("check", "llama", "--prefix", "a", "--rest", "b", "--json")
+def test_a_fault_of_ours_has_not_the_status_of_a_bug_that_was_found(kvbook_here, monkeypatch):
+    monkeypatch.setattr("kvbook.models.listing.text", lambda: 1 / 0)
+    assert kvbook_here("models", "list").returncode == 2

@@ -205,12 +205,13 @@ def test_the_command_prints_lines_json_or_a_page_and_ends_with_the_status(engine
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("http://127.0.0.1:9/v1",), "no server answers"), (("http://127.0.0.1:9/v1", "--lengths", "a"), "--lengths a"),
-    (("http://example.org/v1",), "--remote"),
-    (("http://127.0.0.1:9/v1", "--thorough", "--plot", "a.png"), "takes no --thorough and no --plot"),
-    (("http://127.0.0.1:9/v1", "--report", "a.txt"), "name a .html file"),
+    (("http://example.org/v1",), "--remote"), (("http://127.0.0.1:9/v1", "--report", "a.txt"), "name a .html file"),
+    (("http://127.0.0.1:9/v1", "--thorough", "--seed", "1"), "takes no --seed and no --thorough"),
+    (("llama", "--timeout", "9"), "takes no --timeout"),
+    (("llama", "--prefix", "a", "--rest", "b", "--json", "--seed", "1"), "takes no --seed and no --json"),
 ])
 def test_bad_input_is_one_line_and_status_2(refused, monkeypatch, arguments, said):
-    monkeypatch.setattr(client, "_PAUSE", 0.001)
+    monkeypatch.setattr(client, "_PAUSE", 0)
     assert said in refused("check", *arguments)
 
 

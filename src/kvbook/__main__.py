@@ -1,7 +1,7 @@
 """The command line: ``kvbook``, or ``python -m kvbook``; other packages add commands to it by entry point."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Container
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -31,7 +31,8 @@ class _Group(typer.core.TyperGroup):
             raise typer.Exit(_STOPPED) from None
 
 
-# Where the help lists options that only a server's check takes.
+# The options that only a server's check takes, and where the help lists them.
+_OF_SERVER = {"served", "control", "lengths", "timeout", "answers", "remote"}
 _SERVER = {"rich_help_panel": "For the URL of a server, such as http://127.0.0.1:8000/v1"}
 
 Json = flag("--json", "Print JSON; its schema is on the page of this command.")
@@ -60,6 +61,7 @@ def options(_version: _Versions = False) -> None:
 
 @app.command()
 def check(
+    context: typer.Context,
     model: given("A folder that save_pretrained wrote, a GGUF file, a hub id, a family's name, or a URL."),
     weights: Weights = "stand-in", device: Device = "cpu",
     dtypes: text("Such as float64,bfloat16; what does not fit is left out.", show_default="two that decide") = None,
@@ -87,10 +89,8 @@ def check(
 
     The checkpoint is run as it is, its configuration's use_cache included.
     """
-    unused = {"--thorough": thorough, "--plot": plot, "--junit": junit, "--repro": repro}
     if model.startswith(("http://", "https://")):
-        of_weights = {"--dtypes": dtypes, "--cache-dtype": cache_dtype, "--memory": memory}
-        _refuse("server", of_weights | unused | {"--prefix": prefix, "--rest": rest})
+        _refuse_others(context, "server", {*_OF_SERVER, "as_json", "report"})
         _check_server(model, served, control, lengths, timeout, answers, remote, as_json, report)
     from kvbook.diagnosis import CheckSettings, cores
 
@@ -98,7 +98,8 @@ def check(
     if (prefix is None) != (rest is None):
         raise UserError("a tokenizer boundary lies between two texts: name both --prefix and --rest")
     if prefix is not None:
-        _refuse("tokenizer boundary", {"--json": as_json, "--report": report, **unused})
+        _refuse_others(context, "tokenizer boundary", {"weights", "prefix", "rest"})
+    _refuse_others(context, "model", {each.name for each in context.command.params} - _OF_SERVER)
     asked = CheckSettings.checked(
         model=model, weights=weights, device=device, dtypes=dtypes, n_samples=samples, n_tokens=tokens, corpus=corpus,
         seed=seed, thorough=thorough, cache_dtype=cache_dtype, memory=memory,
@@ -122,10 +123,11 @@ def check(
     raise typer.Exit(found.status)
 
 
-def _refuse(what: str, options: Mapping[str, object]) -> None:
+def _refuse_others(context: typer.Context, what: str, takes: Container[str]) -> None:
     """Refuse options for which this kind of check has no use."""
-    if asked := [option for option, value in options.items() if value]:
-        raise UserError(f"a check of a {what} takes no {' and no '.join(asked)}: leave it out")
+    given = [each for each in context.command.params if context.get_parameter_source(each.name).name == "COMMANDLINE"]
+    if unused := [each.opts[0] for each in given if each.name not in takes and each.name != "model"]:
+        raise UserError(f"a check of a {what} takes no {' and no '.join(unused)}: leave it out")
 
 
 def _check_server(
@@ -208,7 +210,7 @@ commands.register(app, models_app)
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line on standard error and exit status 2."""
+    """Run the command line; what a user can mend is one line on standard error, and whatever fails is exit status 2."""
     garbage.look_less_often()
     for added in entry_points(group=COMMANDS):
         try:
@@ -223,7 +225,15 @@ def main() -> None:
     except UserError as error:
         for line in str(error).splitlines():
             print(f"kvbook: {line}", file=sys.stderr)
-        sys.exit(2)
+    # Such as a disk that is full.
+    except OSError as error:
+        if error.errno is None:
+            sys.excepthook(*sys.exc_info())
+        print(f"kvbook: {error}", file=sys.stderr)
+    # Python's own status for it, 1, is that of a bug that was found.
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    sys.exit(2)
 
 
 if __name__ == "__main__":
