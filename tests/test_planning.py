@@ -186,8 +186,7 @@ def test_a_chapter_that_is_only_drawn_again_is_told_its_runs_and_no_other_is(boo
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: None)
     chapter = plan(book)[0]
     execution._run(chapter, "drawn again", build, chapter.figures, kept)
-    environment, _folder = build.kernel.call_args.args
-    assert environment[MEASURED_VARIABLE] == (json.dumps(kept) if kept else "")
+    assert build.kernel.call_args.args[0][MEASURED_VARIABLE] == (json.dumps(kept) if kept else "")
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -195,12 +194,15 @@ def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeyp
     rendered = []
     monkeypatch.setattr(paths, "BUILD", tmp_path / "_build")
     monkeypatch.setattr(planning.packages, "fetch", Mock(side_effect=UserError("no network")))
-    monkeypatch.setattr(planning, "plan", lambda: [])
+    monkeypatch.setattr(planning, "plan", lambda: [Mock(stem="one")])
     monkeypatch.setattr("kvreport.site.build.build_html", lambda: rendered.append("html"))
     commands.build(fetch=asked)
+    # A chapter by itself is not rendered: where it lies is said.
+    commands.build(["one"])
     assert rendered == ["html"]
-    said = capsys.readouterr().err.splitlines()
-    assert said == (["kvbook: no network", "kvbook: going on without the trained model"] if asked else [])
+    said, noted = capsys.readouterr()
+    assert noted.splitlines() == (["kvbook: no network", "kvbook: going on without the trained model"] if asked else [])
+    assert said == f"0 of 1 had to be executed; copies with outputs: {paths.EXECUTED}\n"
 
 
 def test_a_build_folder_that_could_not_be_rendered_into_is_refused_before_anything_is_executed(monkeypatch, tmp_path):

@@ -90,8 +90,7 @@ def test_in_bf16_trainer_and_rollout_differ_and_a_fault_differs_far_more(written
 
 def test_control_a_shifted_log_probability_is_found(written):
     before = estimate(measures.OUTSIDE, written, named.BF16)
-    shifted = written.assign(trainer=written["trainer"] + 0.2)
-    assert before < 0.5 < estimate(measures.OUTSIDE, shifted, named.BF16) == 1
+    assert before < 0.5 < estimate(measures.OUTSIDE, written.assign(trainer=written["trainer"] + 0.2), named.BF16) == 1
 
 
 def test_tables_name_the_texts_and_the_dtype_of_the_rollout(written):

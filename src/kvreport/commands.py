@@ -47,8 +47,11 @@ def build(
         known = ", ".join(chapter.stem for chapter in planned)
         raise UserError(f"no chapter {', '.join(sorted(unknown))}: choose from {known}")
     try:
-        execution.bring_up_to_date(chapter for chapter in planned if not chapters or chapter.stem in chapters)
-        if not chapters:
+        asked = [chapter for chapter in planned if not chapters or chapter.stem in chapters]
+        executed = execution.bring_up_to_date(asked)
+        if chapters:
+            typer.echo(f"{len(executed)} of {len(asked)} had to be executed; copies with outputs: {paths.EXECUTED}")
+        else:
             build_html()
     except execution.ChapterFailed as error:
         if chapters:
