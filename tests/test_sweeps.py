@@ -43,7 +43,7 @@ def test_a_file_asks_for_every_choice_on_every_axis_once(tmp_path):
 
 DRIFT = {"experiment": "layer_drift"}
 REFUSED = {
-    "no experiment 'nosuch'": {"experiment": "nosuch"}, "colour": DRIFT | {"colour": "blue"},
+    "no experiment 'nosuch'": {"experiment": "nosuch"}, "colour: no such name": DRIFT | {"colour": "blue"},
     "length": DRIFT | {"length": [0]}, "float8": DRIFT | {"dtype": "float8"},
     "unknown parameter 'n_smaples'": DRIFT | {"settings": {"n_smaples": 3}},
     "n_new_tokens": {"experiment": "memory_bandwidth", "model": "a", "dtype": "fp32", "length": 3},

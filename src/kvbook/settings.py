@@ -42,7 +42,8 @@ def faults_of(error: ValidationError) -> str:
 
 
 def _why(fault: Mapping[str, Any]) -> str:
-    return fault["msg"].removeprefix("Value error, ")
+    unknown = fault["type"] == "extra_forbidden"
+    return "no such name is known: is it misspelt?" if unknown else fault["msg"].removeprefix("Value error, ")
 
 
 def several(value: Any) -> Any:
