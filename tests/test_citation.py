@@ -161,17 +161,18 @@ def test_a_statement_is_cited_with_the_runs_of_the_processors_that_bear_it_out(t
     statement = {"processors": outcomes, "made_by": {"one": [one], "two": [two], "three": [three]}}
     book = {"numbers": {}, "rows": [], "statements": {"grows": statement}}
     monkeypatch.setattr(evaluated, "published", lambda chapter: book)
-    source = tmp_path / "01_x.ipynb"
-    source.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# X\nIt grows. {holds}`grows`\n"}]}))
+    source, cell = tmp_path / "01_x.ipynb", {"cell_type": "markdown", "source": "We add.\nIt grows. {holds}`grows`"}
+    source.write_text(json.dumps({"cells": [cell]}))
     (sentence,) = published.sentences([source])
-    assert note(sentence).split("; ")[2:] == [
+    # A short sentence comes with the one that it leans on.
+    assert [sentence.text, *note(sentence).split("; ")[2:]] == [
+        "We add. It grows.",
         "checked on recorded runs aaaaaaaa, bbbbbbbb on Maker One, 1 thread, torch 9.8, transformers 7.6",
         "checked on recorded run cccccccc on Maker Two, torch 9.8, transformers 7.6",
     ]
     # Control: where no processor bears it out, none is named.
     outcomes.update(dict.fromkeys(outcomes, "fails"))
-    (sentence,) = published.sentences([source])
-    assert note(sentence).endswith("; checked on no recorded run")
+    assert note(*published.sentences([source])).endswith("; checked on no recorded run")
 
 
 # Nothing invented

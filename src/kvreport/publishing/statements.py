@@ -21,6 +21,8 @@ Comparison = Literal["agrees", "differs", "not resolved", "not comparable", "not
 
 # Ends a sentence that is a statement.
 HOLDS = re.compile(r"\s*\{holds\}`(?P<id>[^`]+)`")
+# Words below which a sentence may lean on the one before it.
+SHORT = 12
 
 # Where the whole interval must lie for a condition to fail: everywhere but there.
 _CONTRARY: dict[Side, Side] = {
@@ -146,5 +148,10 @@ def is_borne_out(checked: Mapping[str, Any]) -> bool:
 
 
 def sentence_before(text: str, end: int) -> str:
-    """Give the sentence that ends at a place of a text: the prose has one sentence a line, and now and then two."""
-    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", text[:end].rpartition("\n")[2])[-1].strip()
+    """Give the sentence that ends at a place of a text: the prose has one sentence a line, and now and then two.
+
+    A short one, such as "In 16 bits it does not.", says little alone: the sentence before it comes with it.
+    """
+    paragraph = HOLDS.sub("", text[:end].rpartition("\n\n")[2])
+    *before, last = map(str.strip, re.split(r"\n|(?<=[.?!])\s+(?=[A-Z])", paragraph))
+    return " ".join([*before[-1:], last]) if len(last.split()) < SHORT else last
