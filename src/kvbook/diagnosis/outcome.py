@@ -82,9 +82,9 @@ class Outcome(Strict):
     def lines(self) -> list[str]:
         """Say it in about a dozen lines."""
         place = f"{self.device} with {self.threads} thread{'s' * (self.threads != 1)}"
-        millions = self.parameters / 1e6
+        millions, layers = self.parameters / 1e6, f"layer{'s' * (self.layers != 1)}"
         rows = [
-            ("model", f"{self.model}, {self.weights} weights: {self.layers} layers, {millions:,.1f} M parameters"),
+            ("model", f"{self.model}, {self.weights} weights: {self.layers} {layers}, {millions:,.1f} M parameters"),
             ("texts", f"{self.texts} of up to {self.tokens} tokens, on {place}, {self.seconds:.0f} s"),
             ("verdict", f"{self.verdict}: {self.why}"),
             ("drift", f"of the last token's logits over their spread, full pass against cache ({self.path})"),

@@ -61,6 +61,9 @@ def last_tokens(output) -> LastTokens:
     """Take each text's last token, its hidden states and logits, from what a model returned."""
     shape = output.logits.shape[:2]
     states = [_one_width(state, shape)[:, -1] for state in output.hidden_states]
+    # Recurrent classes leave the embedding out, and give the last layer twice, the second time after the norm.
+    if hasattr(output, "cache_params") or hasattr(output, "state"):
+        states = [torch.zeros_like(states[0]), *states[:-2], states[-1]]
     # Zeros up to the widest change no share of a difference in what it is a difference of.
     hidden = [pad_sequence([state[row] for state in states], batch_first=True) for row in range(shape[0])]
     return [passes.LastToken(*pair) for pair in zip(hidden, output.logits[:, -1], strict=True)]
@@ -131,7 +134,7 @@ def relative(reference: torch.Tensor, other: torch.Tensor, centred: bool = False
 
 def samples_of(tokenizer: PreTrainedTokenizerBase, texts: str, n_samples: int, n_tokens: int) -> list[corpus.Sample]:
     """Cut the texts of a check."""
-    found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens))
+    found = list(corpus.samples(texts, tokenizer, n_samples, n_tokens, named="--tokens"))
     if short := [sample for sample in found if len(sample.ids) < SHORTEST]:
         has = f"{short[0].source} has {len(short[0].ids)} tokens"
         raise UserError(f"{has}, fewer than {SHORTEST}: name a folder of longer texts")
