@@ -6,15 +6,19 @@ from refusing import refusal
 from small_models import asked
 
 from kvbook import paths
-from kvbook.diagnosis import check, tokenizer_boundary
+from kvbook.diagnosis import check, refusals, tokenizer_boundary
 from kvbook.models import corpus, loading, sources
 
 
 def test_a_corpus_without_one_text_that_is_long_enough_does_not_advise_no_samples(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     said = refusal(lambda: list(corpus.samples(str(tmp_path), loading.tokenizer("gpt2"), 1, 50)))
-    assert "lower n_tokens, or name longer texts" in said
-    assert "at most 0" not in said
+    assert said.endswith("asked for: lower n_tokens, or name longer texts")
+
+
+def test_a_tokenizer_of_another_model_is_refused():
+    config, text = sources.resolve("gpt2", "random").config, corpus.Sample(0, "a text", 0, [3, 60_000])
+    assert "gives id 60,000, and its vocabulary has 50,257" in refusal(refusals.refuse_vocabulary, "", config, [text])
 
 
 def test_a_prefix_that_ends_in_a_space_shows_the_token_that_the_space_becomes():
@@ -26,14 +30,12 @@ def test_a_prefix_that_ends_in_a_space_shows_the_token_that_the_space_becomes():
 
 def test_an_adapter_is_told_from_a_model_and_the_remedy_is_said(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    said = refusal(sources.resolve, str(tmp_path), "stand-in")
-    assert "adapter_config.json cannot be read: save the adapter again" in said
+    assert "adapter_config.json cannot be read: save the adapter" in refusal(sources.resolve, str(tmp_path), "stand-in")
 
 
 def test_outside_a_checkout_the_remedy_for_a_missing_stand_in_is_one_that_a_wheel_has(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "STANDINS", tmp_path)
-    said = refusal(sources.resolve, "llama", "stand-in")
-    assert re.search("run this in the book's checkout, .* or name a folder or hub id", said)
+    assert re.search("book's checkout, .* or name a folder or hub id", refusal(sources.resolve, "llama", "stand-in"))
 
 
 def test_the_shape_of_a_document_is_drawn_without_the_hub():

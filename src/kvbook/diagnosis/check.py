@@ -82,6 +82,7 @@ class _Measured:
         self.name, limit = self.identity["name"], self.identity["context_length"]
         n_tokens = min(settings.n_tokens, limit or settings.n_tokens)
         self.texts = samples_of(loading.tokenizer(model, weights), settings.corpus, settings.n_samples, n_tokens)
+        refusals.refuse_vocabulary(self.name, self.config, self.texts)
         self.longest = max(len(text.ids) for text in self.texts)
         self.n_batches = math.ceil(len(self.texts) / TOGETHER)
         self.planned = settings.dtypes or DTYPES

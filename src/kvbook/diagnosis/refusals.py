@@ -45,6 +45,14 @@ def refuse_encoder(name: str, config: PretrainedConfig) -> None:
         raise UserError(f"{name} is a masked model: {why}, and its classes return none; {remedy}")
 
 
+def refuse_vocabulary(name: str, config: PretrainedConfig, texts: Iterable[corpus.Sample]) -> None:
+    """Refuse a tokenizer that gives ids of which the model has no embedding."""
+    largest, size = max(max(text.ids) for text in texts), config.get_text_config().vocab_size
+    if largest >= size:
+        says = f"its tokenizer gives id {largest:,}, and its vocabulary has {size:,} tokens"
+        raise UserError(f"{name}: {says}: save the tokenizer of this model there")
+
+
 def refuse_not_finite(name: str, dtype: str, weights: Iterable[tuple[str, torch.Tensor]], rows: Iterable[dict]) -> None:
     """Name the weights that are NaN, where the full pass is."""
     # Weights of a wider dtype may be out of the range of fp16.
