@@ -41,7 +41,7 @@ def assert_cache_matches(
     --------
     >>> import kvbook
     >>> def test_the_cache_of_my_model():
-    ...     kvbook.assert_cache_matches(MyModel(config).double())
+    ...     kvbook.assert_cache_matches(MyModel(config).eval().double())
     """
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in UNIT_ROUNDOFF:
@@ -65,6 +65,7 @@ def assert_cache_matches(
                 after = f"layer {first}" if first else "the embedding"
                 place = "no hidden state is" if first is None else f"first after {after}"
                 held = "" if row.held == row.fed else f"; the cache held {row.held} tokens where {row.fed} had been fed"
+                held += "; the model is in training mode: try it after .eval()" * model.training
                 raise AssertionError(
                     f"cached and full pass differ by {row.drift:.2g} of the logits' spread in {dtype}, more than "
                     f"{limit:.2g} ({row.way}, text {text}; {place} beyond it{held})"
