@@ -234,7 +234,7 @@ def test_an_undeclared_state_of_few_bits_looks_like_them_and_no_mistake_does():
     for name in ("fp8", "int4"):
         found = kvbook.check_step(keeping(NARROW[name]), IDS)
         assert found.cause.startswith("looks like storage in")
-        assert f"cache_dtype={name!r}" in found.cause
+        assert f"cache_dtype={name!r}; if not: " in found.cause
     for mistake in ("positions restart", "mask not extended", "cached before rotation", "window cropped too short"):
         assert "looks like" not in kvbook.check_step(GPT(mistake), IDS).cause
 

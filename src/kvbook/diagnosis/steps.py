@@ -158,7 +158,7 @@ def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
     place, cause = run.located(worst, limit), _cause(worst, first, run)
     if like:
         meant = f"{like.looks_like}; if that is meant, pass cache_dtype={like.name!r}"
-        cause = f"{cause}; {like.excess}" if declared else meant
+        cause = f"{cause}; {like.excess}" if declared else f"{meant}; if not: {cause}"
     return StepReport("bug", finding.why, worst, first, place, cause, paths)
 
 
