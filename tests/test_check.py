@@ -225,11 +225,6 @@ def test_a_gguf_of_an_unsupported_type_is_refused(refused, llama, bpe, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
-def test_a_model_bigger_than_memory_is_refused(refused, llama_folder, monkeypatch):
-    monkeypatch.setattr(placement, "free_bytes", lambda _device: 1000)
-    assert "free: choose a smaller model" in refused("check", llama_folder)
-
-
 def test_a_forward_that_ignores_the_cache_is_a_bug_with_its_cause(llama_folder, text_folder, monkeypatch):
     stock = LlamaForCausalLM.forward
 

@@ -11,7 +11,8 @@ from kvbook import __version__
 @pytest.mark.parametrize("line", [
     "run nosuch", "run layer_drift n_samples=0", "run layer_drift colour=blue", "run layer_drift n_samples",
     "run layer_drift model=nosuch", "cite fig-layer-drift", "models fetch gpt2", "models cost nosuch",
-    "models cost llama --dtypes fp8", "check gpt2 --weights package", "check /nowhere/model.gguf",
+    "models cost llama --dtypes fp8", "check gpt2 --weights package", "check /nowhere/model.gguf", "check /nowhere",
+    "check llama --dtypes float8", "check llama --prefix alone",
     "models train-scratch --size nosuch", "models train-scratch --corpus /nowhere",
     "models train-scratch --corpus /nowhere --destination /tmp/nosuch",
 ])

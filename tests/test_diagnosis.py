@@ -248,17 +248,6 @@ def test_a_cache_that_is_turned_off_gives_1_and_its_remedy(kvbook_here, family_f
     assert "with use_cache=True: rounding" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("/nowhere",), ("llama", "--dtypes", "float8"), ("llama", "--prefix", "alone")])
-def test_what_cannot_be_run_gives_2_and_one_line(refused, arguments):
-    refused("check", *arguments)
-
-
-@pytest.mark.parametrize("family", CAUSAL)
-def test_every_causal_family_is_sound_as_it_ships(family, text_folder):
-    found = check.check(asked(family, text_folder, dtypes="float64,float32"))
-    assert found.status == outcome.SOUND, found.lines
-
-
 def test_texts_too_short_to_be_cut_are_refused(gpt2_folder, tmp_path):
     (tmp_path / "a.txt").write_text("x + ")
     assert "longer texts" in refusal(lambda: check.check(asked(gpt2_folder, tmp_path, n_samples=1)))

@@ -40,8 +40,9 @@ def test_a_stand_in_is_small_deep_and_better_than_n_grams(family):
 def test_a_stand_in_scores_as_its_record_says(family):
     """On windows from all over the held-out text, within the spread between them; noise would miss by far."""
     loaded, recipe, facts = loading.load(family), training.Recipe(), loading.standin_facts(family)
-    texts = [document.text[:4000] for document in list(corpus.documents("stdlib", "held-out"))[::10]]
+    texts = [document.text[:4000] for document in list(corpus.documents("stdlib", "held-out"))[:200:10]]
     stream = np.concatenate([loaded.tokenizer(text)["input_ids"] for text in texts])[: 5 * recipe.long]
+    assert len(stream) == 5 * recipe.long
     nats = training.held_out_nats(loaded.model, stream, recipe, masked=family == "roberta")
     found = training.training.bits_per_byte(nats, facts["held_out"]["tokens"], facts["held_out"]["bytes"])
     assert found == pytest.approx(facts["held_out_bits_per_byte"]["model"], rel=0.3)
@@ -137,12 +138,6 @@ def test_a_name_device_or_dtype_that_is_not_there_is_refused(match, name, option
 def test_a_model_larger_than_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(placement, "free_bytes", lambda device: 2**30)
     assert "needs about 29.7 GiB and cpu has 1.0 GiB free" in refusal(loading.load, "falcon", weights="random")
-
-
-def test_text_longer_than_the_context_is_refused(llama_folder):
-    about = loading.identify(str(llama_folder))
-    assert "lower n_tokens" in refusal(loading.check_length, about, 65)
-    loading.check_length(about, 64)
 
 
 class TestPlacement:

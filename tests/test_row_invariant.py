@@ -202,5 +202,5 @@ def test_random_chunks_cache_lengths_batch_mates_and_padding_change_no_bit(case,
 def test_verify_begins_with_a_single_token_on_an_empty_cache_in_mpt_too(family_folders, length):
     model = AutoModelForCausalLM.from_pretrained(family_folders["mpt"]).eval()
     found = verify(model, torch.arange(40, 40 + length)[None], static=False)
-    assert [difference.way for difference in found][2] == "token by token, dynamic cache"
-    assert all(difference.equal_rows == difference.rows == length for difference in found)
+    assert [each.way for each in found][2] == "token by token, dynamic cache"
+    assert all((each.equal_rows, each.rows, each.largest) == (length, length, 0) for each in found)
