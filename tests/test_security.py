@@ -39,18 +39,41 @@ def book(tmp_path):
     return mini_book.create(tmp_path / "book")
 
 
-# Secrets
+HOSTILE = (
+    '<script>alert(1)</script><img src=x onerror=alert(2)> <iframe src="//evil"></iframe> '
+    "[a](javascript:alert(3)) [b](javascript:alert(4)){.external} "
+    "<!-- gone --> &lt;b&gt;"
+)
+BLOCKS = "one\n\n```{include} ../parameters/few.yaml\n```\n\n```{raw} html\n<b id=raw></b>\n```"
+FENCES = (
+    "```{include} ../parameters/few.yaml", ":::{include} ../parameters/few.yaml", "~~~{raw} html", "   ```{raw} html"
+)
 
 
-@pytest.mark.slow
-def test_no_secret_of_the_environment_reaches_a_notebook_a_record_a_figure_a_page_or_a_log(book):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A book whose chapter records a run and shows hostile text, made where there are secrets; and what that said."""
+    root = mini_book.create(tmp_path_factory.mktemp("made") / "book")
     measured = (
         "from kvbook.runs import machine, records\n"
         "made_of = {'settings': {}, 'source': '0' * 64, 'machine': machine.describe('cpu')}\n"
         "records.run('cheap', made_of, lambda w: w.append('u', [{'x': 1}]), note={'commit': machine.commit()})\n"
     )
-    mini_book.write(book, run=mini_book.CODE["run"] + measured)
-    done = mini_book.make_book(book, **CANARIES)
+    table = (
+        f"rows['text'] = {HOSTILE!r}\nrows['quoted'] = {HOSTILE + BLOCKS!r}\nrows['blocks'] = {BLOCKS!r}\n"
+        f"rows['fence'] = {FENCES!r}\n"
+        f"page.table(rows, 'tab-squares', literal=['quoted'])\n"
+    )
+    mini_book.write(root, run=mini_book.CODE["run"] + measured, table=table, last=f"print({HOSTILE!r})\n")
+    return root, mini_book.make_book(root, **CANARIES)
+
+
+# Secrets
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_reaches_a_notebook_a_record_a_figure_a_page_or_a_log(made):
+    book, done = made
     assert done.returncode == 0, done.stdout
     for kind in ("executed/*.ipynb", "runs/*/*/run.json", "figures/*/*.svg", "html/chapters/*.html"):
         assert list((book / "_build").glob(kind)), kind
@@ -180,26 +203,9 @@ def test_parameters_that_are_paths_write_nothing_outside_the_build_folder(
 
 # Pages
 
-HOSTILE = (
-    '<script>alert(1)</script><img src=x onerror=alert(2)> <iframe src="//evil"></iframe> '
-    "[a](javascript:alert(3)) [b](javascript:alert(4)){.external} "
-    "<!-- gone --> &lt;b&gt;"
-)
-BLOCKS = "one\n\n```{include} ../parameters/few.yaml\n```\n\n```{raw} html\n<b id=raw></b>\n```"
-FENCES = (
-    "```{include} ../parameters/few.yaml", ":::{include} ../parameters/few.yaml", "~~~{raw} html", "   ```{raw} html"
-)
-
-
 @pytest.mark.slow
-def test_what_a_model_writes_is_shown_on_a_page_and_never_obeyed(book):
-    table = (
-        f"rows['text'] = {HOSTILE!r}\nrows['quoted'] = {HOSTILE + BLOCKS!r}\nrows['blocks'] = {BLOCKS!r}\n"
-        f"rows['fence'] = {FENCES!r}\n"
-        f"page.table(rows, 'tab-squares', literal=['quoted'])\n"
-    )
-    mini_book.write(book, table=table, last=f"print({HOSTILE!r})\n")
-    done = mini_book.make_book(book)
+def test_what_a_model_writes_is_shown_on_a_page_and_never_obeyed(made):
+    book, done = made
     assert "kvbook: chapter" not in done.stdout
     page = book / "_build" / "html" / "chapters" / "01_squares.html"
     assert page.is_file(), done.stdout
