@@ -101,7 +101,7 @@ def counting_book(tmp_path: Path, seconds: float) -> Path:
     return root
 
 
-def test_two_make_books_at_once_execute_a_chapter_once_and_later_edits_reach_the_page_whatever_the_clock(tmp_path):
+def test_two_make_books_at_once_execute_a_chapter_once_and_later_edits_reach_the_page_and_execute_nothing(tmp_path):
     root = counting_book(tmp_path, 3)
     both = [mini_book.start(root, "-m", "kvbook", "build") for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
@@ -114,10 +114,13 @@ def test_two_make_books_at_once_execute_a_chapter_once_and_later_edits_reach_the
     notebook = root / "chapters" / f"{mini_book.STEM}.ipynb"
     notebook.write_text(notebook.read_text().replace("# Squares", "# Squares\\n\\nA late remark."))
     (root / "index.md").write_text(mini_book.INDEX + "\nAnother remark.\n")
+    # Whatever the clock says.
     for file in (notebook, root / "index.md"):
         os.utime(file, (1, 1))
-    mini_book.built(root)
+    assert "chapter 1 of 1" not in mini_book.built(root)
+    assert len((tmp_path / "kernels").read_text().splitlines()) == 1
     assert "A late remark" in page.read_text()
+    assert "the last square is 3.00" in page.read_text()
     assert "Another remark" in (root / "_build" / "html" / "index.html").read_text()
 
 

@@ -146,16 +146,6 @@ def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_pictur
 # What a change costs
 
 
-def test_prose_shows_at_once_and_nothing_is_executed(book):
-    mini_book.write(book, prose=mini_book.PROSE.replace("The last square stands", "The end stands"))
-    copied = book / "_build" / "executed" / f"{STEM}.ipynb"
-    before = copied.stat().st_mtime_ns
-    assert "chapter 1 of 1" not in mini_book.built(book, PROFILE="few")
-    assert "The end stands in Table 1.1" in article(book)
-    assert "the last square is 1.33" in article(book)
-    assert copied.stat().st_mtime_ns == before
-
-
 def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(book):
     # Once more in this place, so that Sphinx remembers its pages: it forgets those of another folder.
     mini_book.built(book, mini_book.plain_build, PROFILE="few")
