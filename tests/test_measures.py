@@ -7,7 +7,7 @@ import pytest
 from planted import run_of
 from refusing import refusal
 
-from kvreport.publishing import estimators, measures
+from kvreport.publishing import estimators, evaluated, measures
 from kvreport.publishing.estimators import mean, median, part, share, total
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import UNFITTED
@@ -48,9 +48,8 @@ KNOWN = {"EQUAL": EQUAL, "DRIFT": DRIFT, "SUM": SUM, "DRIFTED": DRIFTED, "SETTIN
 
 
 def test_each_group_has_its_estimate_its_units_and_a_name_with_what_was_chosen(found):
-    one, other = EQUAL(found)
-    assert (one.series, one.estimate.value, one.units) == ("small fp32", 1.0, 12)
-    assert (other.series, other.estimate.value) == ("small bf16", 0.25)
+    given = [(of.series, of.estimate.value, of.units) for of in EQUAL(found)]
+    assert given == [("small fp32", 1.0, 12), ("small bf16", 0.25, 12)]
     # One that stands alone is named all the same.
     assert [only.series for only in EQUAL.where(dtype="bfloat16")(found)] == ["small bf16"]
     # What was counted over all that there is has no units.
@@ -146,14 +145,18 @@ def test_a_number_is_written_as_its_span_over_all_that_was_recorded(found):
 
 def test_what_was_not_run_is_written_as_not_recorded(found):
     known = {"GONE": GONE, "NOTE": noted("not there", "settings", "n"), "WORDS": NO_WORDS}
-    written = {measures.written(role, known, found) for role in ("GONE", "GONE dtype=float32", "NOTE", "WORDS")}
-    assert written == {"not recorded there"}
+    assert {measures.written(role, known, found) for role in (*known, "GONE dtype=float32")} == {"not recorded there"}
 
 
 @pytest.mark.parametrize(("role", "message"), [
     ("NOSUCH", "there is no measure NOSUCH"), ("EQUAL dtpye=float32", "no column dtpye"),
     ("EQUAL count span", "give one format"), ("EQUAL .1f .2f", "give one format"),
-    ("SUM count", "only a share of units"),
+    ("SUM count", "only a share of units"), ('EQUAL dtype="float32', "a quotation mark is not closed"),
 ])
 def test_a_misspelt_number_stops_in_one_line(found, role, message):
     assert message in refusal(measures.written, role, KNOWN, found)
+
+
+def test_a_misspelt_value_is_not_taken_for_what_was_not_recorded(monkeypatch):
+    monkeypatch.setattr(evaluated, "roles", lambda _: {"BY_DEPTH depth=nosuch"})
+    assert "no row has these values" in refusal(evaluated._published, "blog_past")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvbook import fingerprint, paths
+from kvbook import UserError, fingerprint, paths
 from kvbook.models.corpus import POPULATIONS
 from kvbook.runs import evidence, records
 from kvreport.publishing import chapter_name, keep, measures, processors, statements, wording
@@ -122,6 +122,11 @@ def _published(chapter: str) -> Evaluated:
             if text != NOT_RECORDED:
                 numbers.setdefault(f"{key}@{maker(name)}", text)
     behind = {role: origins_of(measures.behind(known[role.split()[0]], printed)) for role in asked}
+    said = {key.partition("@")[0] for key, text in numbers.items() if text != NOT_RECORDED}
+    for role in set(asked) - said:
+        one = known[role.split()[0]]
+        if isinstance(one, measures.Measure) and printed[one.rows] is not None:
+            raise UserError(f"{{measured}}`{role}`: no row has these values: is one misspelt?")
     return {
         "numbers": numbers, "behind": behind | {PROCESSOR: origins}, "labels": labels,
         "statements": {name: _checked(statement, results) for name, statement in module.STATEMENTS.items()},

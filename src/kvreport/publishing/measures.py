@@ -245,7 +245,8 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found, ever
     With ``rounded`` estimates are first rounded to two digits.  With ``everywhere`` it is the span of the estimates
     from all that was recorded, on every processor and every population of texts.
     """
-    name, *words = shlex.split(role)
+    with refusing(f"{{measured}}`{role}`: a quotation mark is not closed", ValueError):
+        name, *words = shlex.split(role)
     rounded, spanned = "rounded" in words, "everywhere" in words
     words = [word for word in words if word not in ("rounded", "everywhere")]
     if name not in known:
