@@ -66,7 +66,7 @@ def follow(step: re.Match, root) -> None:
 def checkout(tmp_path_factory, real_model):
     """Copy the checkout without its chapters' notebooks, and follow every guide."""
     root = tmp_path_factory.mktemp("checkout") / "book"
-    left_out = shutil.ignore_patterns("_build", ".*", "*.ipynb", "*.egg-info", "__pycache__", "data")
+    left_out = shutil.ignore_patterns("_build", ".*", "*.ipynb", "*.egg-info", "__pycache__", "data", "parameters")
     shutil.copytree(ROOT, root, ignore=left_out)
     shutil.copytree(ROOT / "tests/book", root / "tests/book", dirs_exist_ok=True)
     shutil.copy(ROOT / ".gitignore", root)
