@@ -143,19 +143,18 @@ def test_an_engine_without_log_probabilities_or_without_completions_gets_no_verd
     ("http://127.0.0.1:port/v1", "no address"), ("http://me:secret@127.0.0.1/v1", client.TOKEN),
 ])
 def test_an_address_that_is_not_this_machines_or_none_at_all_is_refused(address, said):
-    refused = refusal(client.of, address)
-    assert said in refused
+    assert said in (refused := refusal(client.of, address))
     assert "secret" not in refused
 
 
 def test_a_token_is_sent_and_written_nowhere_and_never_in_the_clear_to_another_machine(engine, monkeypatch, tmp_path):
     monkeypatch.setenv(client.TOKEN, "token-quokka")
-
     refusing = answering(401, {"error": {"message": "token-quokka is not allowed"}})
     for before in (lambda handler, count: True, refusing):
         with serving.serving(engine(), before=before) as server:
             found = check.check(client.of(server.address), None, LENGTHS, tmp_path / "answers.jsonl")
-        assert server.seen[0]["headers"]["Authorization"] == "Bearer token-quokka"
+        told = server.seen[0]["headers"]["Authorization"], client.TOKEN in found.why
+        assert told == ("Bearer token-quokka", before is refusing)
         assert "quokka" not in found.model_dump_json() + (tmp_path / "answers.jsonl").read_text("utf-8")
     assert client.of("https://example.org/v1", remote=True)
     assert "without encryption" in refusal(client.of, "http://example.org/v1", remote=True)

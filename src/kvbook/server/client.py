@@ -145,7 +145,8 @@ def _is_here(host: str) -> bool:
 
 def _read(status: int, text: bytes) -> dict[str, Any]:
     if status != 200:
-        raise Refused(f"status {status}: {_message(text)}")
+        token = f"; an access token is read from {TOKEN}" * (status in (401, 403))
+        raise Refused(f"status {status}: {_message(text)}{token}")
     try:
         read = json.loads(text)
     except ValueError:
