@@ -284,7 +284,7 @@ def judged(
     elif stored and declared:
         cause = stored[0].excess if kind == "bug" else None
     elif kind == "bug" and (like := storage.nearest(stored)):
-        cause, remedy = like.looks_like, _DECLARE.format(like.name)
+        cause, remedy = like.looks_like, f"{_DECLARE.format(like.name)}; if it is not that, {remedy}"
     slope = finding.slope
     return {
         "verdict": kind, "status": STATUS[kind], "why": why, "path": way,
