@@ -302,6 +302,8 @@ def test_shares_of_calls_are_means_over_texts_in_figures_and_in_sentences(result
     shares = found["kinds"].set_index(["dtype", "pass", "kind"])["share"]
     (sentence,) = measures.LINEAR.where(dtype="float32")(found)
     assert shares["float32", LAST, "linear"] == sentence.estimate.value == pytest.approx(2 / 3 * 2 / 3)
+    # A run in a dtype that the book lacks stands alone.
+    assert len(tables.beside(found["kinds"].assign(dtype="float64"), found["kinds"])) == len(shares)
 
 
 def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():

@@ -18,7 +18,7 @@ def beside(own: pd.DataFrame, book: pd.DataFrame) -> pd.DataFrame:
     """Put the first model of the book after the models of a run, in the run's dtypes."""
     first = book[(book["model"] == book["model"].iloc[0]) & (book["attention"] == book["attention"].iloc[0])]
     first = first[first["dtype"].isin(own["dtype"]) & first["pass"].isin(own["pass"])]
-    return pd.concat([own, first.assign(model="the book-" + first["model"].str.partition("-")[0])], ignore_index=True)
+    return pd.concat([own, first.assign(model="the book-" + first["model"].str.split("-").str[0])], ignore_index=True)
 
 
 def first_differences(beginnings: pd.DataFrame) -> pd.DataFrame:
