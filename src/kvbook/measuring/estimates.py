@@ -2,10 +2,13 @@
 
 Two kinds of uncertainty are kept apart.  The interval of a fit says how well one law describes the layers' means (it is
 all that can be had of a published column).  The bootstrap says how much the means themselves would change with other
-samples; it resamples files, since samples of one file resemble each other.
+samples; it resamples files, since samples of one file resemble each other.  Draws of few files scatter less than
+means of as many new ones would, so their interval is the expanded percentile interval of T. Hesterberg, "What Teachers
+Should Know about the Bootstrap", The American Statistician 69 (2015).
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -179,21 +182,20 @@ def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") ->
     """
     of_units = holds.astype(float).groupby(rows[unit]).agg(["sum", "size"]).to_numpy()
     n, whole = len(of_units), float(of_units[:, 0].sum() / of_units[:, 1].sum())
-    kind, weights = _weights(n)
-    if kind == "95 %" and whole in (0.0, 1.0):
+    if n >= FEWEST_UNITS and whole in (0.0, 1.0):
         return wilson(whole, n), n
-    drawn = weights @ of_units
-    return percentiles(whole, drawn[:, 0] / drawn[:, 1], kind), n
+    drawn = _weights(n) @ of_units
+    return percentiles(whole, drawn[:, 0] / drawn[:, 1], n), n
 
 
 def median_of(values: np.ndarray) -> Estimate:
     """Return the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
-    kind, weights = _weights(len(values))
-    if kind == "range":
-        return percentiles(float(np.median(values)), np.asarray(values), kind)
+    if (n := len(values)) < FEWEST_UNITS:
+        return percentiles(float(np.median(values)), np.asarray(values), n)
     # Each draw has as many values as there are.
+    weights = _weights(n)
     drawn = np.repeat(np.tile(values, len(weights)), weights.ravel()).reshape(weights.shape)
-    return percentiles(float(np.median(values)), np.median(drawn, axis=1), kind)
+    return percentiles(float(np.median(values)), np.median(drawn, axis=1), n)
 
 
 @dataclass(frozen=True)
@@ -208,18 +210,18 @@ class Resampled:
         Mean over the samples.
     draws : ndarray, shape (n_draws, n_layers)
         The same mean over resampled files; where these are too few to be resampled, the mean of each of them.
-    kind : {"95 %", "range"}
-        Which of the two.
+    n_files : int
+        How many files there are.
     """
 
     layers: np.ndarray
     mean: np.ndarray
     draws: np.ndarray
-    kind: Kind = "95 %"
+    n_files: int
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the percentile interval of each layer's mean, or the lowest and highest of few files."""
-        return tuple(np.quantile(self.draws, _ends(self.kind), axis=0))
+        """Return the interval of each layer's mean, or the lowest and highest of few files."""
+        return tuple(np.quantile(self.draws, _ends(self.n_files), axis=0))
 
 
 def resample(rows: pd.DataFrame, value: str, by: str = "layer") -> Resampled:
@@ -247,32 +249,36 @@ def _resampled(table: pd.DataFrame) -> Resampled:
     """Bootstrap the columns' means; a row of the table is a sample, its index ``source`` and ``sample``."""
     files = table.groupby("source")
     sums, counts = files.sum().to_numpy(), files.size().to_numpy()
-    kind, weights = _weights(len(counts))
+    weights = _weights(len(counts))
     return Resampled(
         layers=table.columns.to_numpy(), mean=table.to_numpy().mean(0),
-        draws=(weights @ sums) / (weights @ counts)[:, None], kind=kind,
+        draws=(weights @ sums) / (weights @ counts)[:, None], n_files=len(counts),
     )
 
 
 @functools.lru_cache
-def _weights(n_files: int) -> tuple[Kind, np.ndarray]:
+def _weights(n_files: int) -> np.ndarray:
     """Draw how often each file is in each draw, shape (n_draws, n_files); of few files each draw is one of them."""
     if n_files < FEWEST_UNITS:
-        return "range", np.eye(n_files)
+        return np.eye(n_files)
     drawn = np.random.default_rng(0).multinomial(n_files, np.full(n_files, 1 / n_files), size=_DRAWS)
     # It is shared by whoever asks for as many files.
     drawn.flags.writeable = False
-    return "95 %", drawn
+    return drawn
 
 
-def _ends(kind: Kind) -> list[float]:
-    """Return the quantiles of draws that are an estimate's ends."""
-    tail = 0.0 if kind == "range" else (1 - CONFIDENCE) / 2
-    return [tail, 1 - tail]
+@functools.lru_cache
+def _ends(n_units: int) -> tuple[float, float]:
+    """Return the quantiles of draws that are an estimate's ends: further out, the fewer units there are."""
+    if n_units < FEWEST_UNITS:
+        return 0.0, 1.0
+    t = scipy.special.stdtrit(n_units - 1, (1 + CONFIDENCE) / 2)
+    tail = scipy.special.ndtr(-t * math.sqrt(n_units / (n_units - 1)))
+    return tail, 1 - tail
 
 
-def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimate:
-    """Return a number with the middle 95 % of its bootstrap draws as interval, or with the range of few values.
+def percentiles(value: float, draws: np.ndarray, n_units: int) -> Estimate:
+    """Return a number with the interval that its bootstrap draws give, or with the range of few values.
 
     Parameters
     ----------
@@ -280,21 +286,21 @@ def percentiles(value: float, draws: np.ndarray, kind: Kind = "95 %") -> Estimat
         The estimate.
     draws : ndarray, shape (n_draws,)
         The same of resampled data, or of each of a few units.
-    kind : {"95 %", "range"}
-        Which of the two.
+    n_units : int
+        How many units were resampled.
     """
-    low, high = (float(end) for end in np.quantile(draws, _ends(kind)))
-    if kind == "range":
-        # What is fitted to all units together need not lie among what is fitted to each.
-        low, high = min(low, float(value)), max(high, float(value))
-    return Estimate(float(value), low, high, kind)
+    low, high = (float(end) for end in np.quantile(draws, _ends(n_units)))
+    if n_units >= FEWEST_UNITS:
+        return Estimate(float(value), low, high)
+    # What is fitted to all units together need not lie among what is fitted to each.
+    return Estimate(float(value), min(low, float(value)), max(high, float(value)), "range")
 
 
 def growth_resampled(resampled: Resampled) -> Estimate:
     """Return the growth per layer with its bootstrap interval; the mean of each layer must be above 0 in each draw."""
     return percentiles(
         np.expm1(slopes(resampled.layers, np.log(resampled.mean))),
-        np.expm1(slopes(resampled.layers, np.log(resampled.draws))), resampled.kind,
+        np.expm1(slopes(resampled.layers, np.log(resampled.draws))), resampled.n_files,
     )
 
 
@@ -302,7 +308,7 @@ def ratio_resampled(numerator: Resampled, denominator: Resampled) -> Estimate:
     """Return the geometric mean ratio over layers with its bootstrap interval, the draws paired."""
     return percentiles(
         np.exp((np.log(numerator.mean) - np.log(denominator.mean)).mean()),
-        np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)), numerator.kind,
+        np.exp((np.log(numerator.draws) - np.log(denominator.draws)).mean(1)), numerator.n_files,
     )
 
 
@@ -320,7 +326,7 @@ def paired_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> 
     """
     both = resample(rows[rows["variant"].isin([variant, against])], value, by="variant")
     top, bottom = map(list(both.layers).index, (variant, against))
-    return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom], both.kind)
+    return percentiles(both.mean[top] / both.mean[bottom], both.draws[:, top] / both.draws[:, bottom], both.n_files)
 
 
 def paired_median_ratio(rows: pd.DataFrame, value: str, variant: str, against: str) -> Estimate:
@@ -348,9 +354,9 @@ def of_units(statistic: Callable[[np.ndarray], float], units: Sequence[np.ndarra
     """
     whole, n = statistic(np.concatenate(units)), len(units)
     if n < FEWEST_UNITS:
-        return percentiles(whole, np.array([statistic(rows) for rows in units]), "range")
+        return percentiles(whole, np.array([statistic(rows) for rows in units]), n)
     picks = np.random.default_rng(0).integers(0, n, (n_draws, n))
-    return percentiles(whole, np.array([statistic(np.concatenate([units[i] for i in pick])) for pick in picks]))
+    return percentiles(whole, np.array([statistic(np.concatenate([units[i] for i in pick])) for pick in picks]), n)
 
 
 def mean_resampled(rows: pd.DataFrame, value: str, change: Callable = np.asarray) -> Estimate:
@@ -367,7 +373,7 @@ def mean_resampled(rows: pd.DataFrame, value: str, change: Callable = np.asarray
     """
     # As `resample` with a single column, without a pivot table, which would take most of the time.
     only = _resampled(rows.groupby(["source", "sample"])[[value]].mean().dropna())
-    return percentiles(change(only.mean[0]), change(only.draws[:, 0]), only.kind)
+    return percentiles(change(only.mean[0]), change(only.draws[:, 0]), only.n_files)
 
 
 def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
