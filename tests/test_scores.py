@@ -311,13 +311,13 @@ def test_a_fault_on_the_real_model_is_named_by_its_signature(name):
     assert found.suspicious
 
 
-def test_another_tokenizer_is_named_by_the_ids_alone():
+@pytest.mark.parametrize("other", ["trainer", "rollout"])
+def test_another_tokenizer_is_named_by_the_ids_alone(other):
     rows = FAULTS["clean", "float32"]
-    a, b = (rows[["id", "position", "token"]].assign(logprob=rows[side]) for side in ("rollout", "trainer"))
+    a, b = (rows[["id", "position", "token"]].assign(logprob=rows[side]) for side in ("rollout", other))
     found = score_judged.outcome.of(score_judged.tables.join(a, b.assign(token=b["token"] + (b["position"] > 60))))
     assert (found.verdict, [cause.key for cause in found.causes]) == ("fault", ["template"])
-    assert found.suspicious[0].position > 60
-    assert found.n_suspicious == (rows["position"] > 60).sum()
+    assert (found.n_suspicious, found.suspicious[0].position > 60) == ((rows["position"] > 60).sum(), True)
 
 
 def test_every_signature_has_a_case_and_says_what_it_cannot_be_told_apart_from():

@@ -178,8 +178,8 @@ def _early(found: Gaps) -> str | None:
 
 def _even(found: Gaps) -> str | None:
     gaps, mean, largest = found.by_sequence(found.size), float(found.size.mean()), float(found.size.max())
-    side = abs(float(found.log_ratio.mean())) / mean
-    if not FLOOR / 10 < mean < 0.3 or side > 0.4 or largest > 15 * mean or gaps.min() < gaps.max() / 6:
+    side = abs(float(found.log_ratio.mean()))
+    if not FLOOR / 10 < mean < 0.3 or side > 0.4 * mean or largest > 15 * mean or gaps.min() < gaps.max() / 6:
         return None
     return f"all sequences differ alike, on both sides, by {mean:.1e} nats in the mean and {largest:.2g} at most"
 
