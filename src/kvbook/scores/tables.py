@@ -163,8 +163,9 @@ def _shown(value: Any) -> str:
 
 
 def _row(table: pd.DataFrame, where: np.ndarray) -> str:
-    first = table.iloc[int(np.argmax(where))]
-    return f"id {first['id']}, position {first['position']}"
+    # By column: a row of numbers alone would make the id a fraction.
+    name, position = (table[column].iloc[int(np.argmax(where))] for column in ("id", "position"))
+    return f"id {name}, position {position}"
 
 
 def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.DataFrame] = ()) -> Joined:
