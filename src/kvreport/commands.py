@@ -44,8 +44,7 @@ def build(
             typer.echo(f"kvbook: {error}\nkvbook: going on without the trained model", err=True)
     planned = planning.plan()
     if unknown := set(chapters or ()) - {chapter.stem for chapter in planned}:
-        known = ", ".join(chapter.stem for chapter in planned)
-        raise UserError(f"no chapter {', '.join(sorted(unknown))}: choose from {known}")
+        raise UserError(f"no chapter {', '.join(sorted(unknown))}: choose from {', '.join(of.stem for of in planned)}")
     try:
         asked = [chapter for chapter in planned if not chapters or chapter.stem in chapters]
         executed = execution.bring_up_to_date(asked)

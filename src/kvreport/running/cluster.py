@@ -192,8 +192,7 @@ def sweep(
         gpus = gpus if needs_gpu else 0
         there = torch.cuda.device_count() // gpus if gpus else max(1, (os.cpu_count() or 1) // threads)
         if not there:
-            have = torch.cuda.device_count()
-            raise UserError(f"{gpus} GPU a worker, and this machine has {have}: sweep device: [cpu]")
+            raise UserError(f"{gpus} GPU a worker; this machine has {torch.cuda.device_count()}: sweep device: [cpu]")
         most = min(workers or there, there) if gpus else workers or there
         cluster = local(min(most, len(cells)), threads, gpus)
     words = "interrupted; what was finished is kept, and the same sweep goes on from there"

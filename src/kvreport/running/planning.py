@@ -196,8 +196,7 @@ class Chapter:
         """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
         named = {pattern: set(self.folders.data.glob(pattern)) for pattern in self.about.data}
         if missing := [pattern for pattern, found in named.items() if not found]:
-            wrong = f"data/{missing[0]}, which does not exist: correct its chapter.yaml"
-            raise UserError(f"chapter {self.name} names {wrong}")
+            raise UserError(f"chapter {self.name} names data/{missing[0]}, which does not exist: correct chapter.yaml")
         files = set().union(*named.values(), (folder / "run.json" for folder in evidence.folders(self.name)))
         # Prose about the data changes nothing that a chapter computes; a dot file is somebody's half-written one.
         return sorted(file for file in files if file.is_file() and file.suffix != ".md" and file.name[0] != ".")

@@ -47,11 +47,10 @@ def figure_ways(table: pd.DataFrame) -> plt.Figure:
 def figure_sequences(table: pd.DataFrame) -> plt.Figure:
     """Draw the effective sample size by length: seen, truncated, and expected of independent tokens."""
     fig, ax = plt.subplots(figsize=(style.WIDTH, 3.2))
-    low = (style.VERMILION, "s")
-    looks = {named.BF16: low, named.FP16: low, named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}
+    looks = {named.FULL: (style.BLUE, "o"), named.HEAD: (style.GREEN, "^")}
     handles = []
     for compared, rows in table.groupby("compared", sort=False):
-        colour, marker = looks[compared]
+        colour, marker = looks.get(compared, (style.VERMILION, "s"))
         rows = rows.sort_values("length")
         ax.plot(rows["length"], rows["effective"], color=colour, marker=marker, markersize=5)
         ax.plot(rows["length"], rows["expected"], color=colour, linestyle=":", linewidth=1.2)

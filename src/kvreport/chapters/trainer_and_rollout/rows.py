@@ -87,10 +87,8 @@ def ways(rollout_ways: Run) -> pd.DataFrame:
 
 def _long(run: Run, ratios: Mapping[str, pd.Series]) -> pd.DataFrame:
     about, dtype = run.rows[["sample", "source", "position"]], DTYPES[run.about["settings"]["dtype"]]
-    parts = [
-        about.loc[of.index].assign(compared=name.replace("bf16", dtype), log_ratio=of) for name, of in ratios.items()
-    ]
-    table = pd.concat(parts, ignore_index=True)
+    parts = {name.replace("bf16", dtype): about.loc[of.index].assign(log_ratio=of) for name, of in ratios.items()}
+    table = pd.concat([part.assign(compared=name) for name, part in parts.items()], ignore_index=True)
     return table.assign(**{name: term(table["log_ratio"].to_numpy()) for name, term in measures.TERMS.items()})
 
 
