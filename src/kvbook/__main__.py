@@ -225,14 +225,13 @@ def main() -> None:
     except UserError as error:
         for line in str(error).splitlines():
             print(f"kvbook: {line}", file=sys.stderr)
-    # Such as a disk that is full.
-    except OSError as error:
-        if error.errno is None:
-            sys.excepthook(*sys.exc_info())
-        print(f"kvbook: {error}", file=sys.stderr)
     # Python's own status for it, 1, is that of a bug that was found.
-    except Exception:
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:
+        # Such as a disk that is full.
+        if isinstance(error, OSError) and error.errno:
+            print(f"kvbook: {error}", file=sys.stderr)
+        else:
+            sys.excepthook(*sys.exc_info())
     sys.exit(2)
 
 

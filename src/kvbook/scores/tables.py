@@ -164,8 +164,7 @@ def _shown(value: Any) -> str:
 
 def _row(table: pd.DataFrame, where: np.ndarray) -> str:
     # By column: a row of numbers alone would make the id a fraction.
-    name, position = (table[column].iloc[int(np.argmax(where))] for column in ("id", "position"))
-    return f"id {name}, position {position}"
+    return f"id {table['id'][where].iloc[0]}, position {table['position'][where].iloc[0]}"
 
 
 def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.DataFrame] = ()) -> Joined:

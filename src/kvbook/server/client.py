@@ -145,8 +145,7 @@ def _is_here(host: str) -> bool:
 
 def _read(status: int, text: bytes) -> dict[str, Any]:
     if status != 200:
-        token = f"; an access token is read from {TOKEN}" * (status in (401, 403))
-        raise Refused(f"status {status}: {_message(text)}{token}")
+        raise Refused(f"status {status}: {_message(text)}" + f"; a token is read from {TOKEN}" * (status in (401, 403)))
     try:
         read = json.loads(text)
     except ValueError:
