@@ -26,6 +26,7 @@ def test_an_estimate_is_written_with_its_interval_or_range_and_rounded_to_two_di
     assert fits.Estimate(14_191, 13_426, 14_911).in_two_digits().text("{:,.0f}") == "14,000 [13,000, 15,000]"
     assert fits.Estimate(0.0, 0.0374, 75.6, "range").in_two_digits() == fits.Estimate(0.0, 0.037, 76.0, "range")
     assert fits.Estimate(1.234, 1.0, 1.5, "range").text("{:.1f}") == "1.2 [1.0 to 1.5]"
+    assert fits.Estimate(251.0, 13.4, 1_400_000, "range").text("{:.2g}") == "250 [13 to 1.4e+06]"
     flat = fits.flat(pd.DataFrame({"x": [fits.Estimate(1, 0, 2), fits.Estimate(1, 1, 1, "range"), None]}))
     assert flat.columns.tolist() == ["x", "x_low", "x_high", "x_kind"]
     assert flat["x_kind"].dropna().tolist() == ["95 %", "range"]
@@ -151,7 +152,7 @@ ESTIMATES = {
 }
 # Of one fit, of published numbers, or what estimates are made of.
 OTHERS = """by_sample flat geometric_mean_ratio growth_per_layer mean_of percentiles resample slopes students two_digits
-wilson"""
+wilson written"""
 
 
 @pytest.mark.parametrize("name", ESTIMATES)

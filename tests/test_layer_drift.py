@@ -233,7 +233,7 @@ def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_n
     if harm:
         injected(harm)
     # A harm shows in shorter texts too, and in the dtypes in which a processor of any kind is fast.
-    shorter = {"n_tokens": 12, "dtypes": ["float32", "bfloat16"]} if harm else {}
+    shorter = {"n_tokens": 24, "dtypes": ["float32", "bfloat16"]} if harm else {}
     compared = against_the_book("layer_drift", by_layer.EXPERIMENT, **shorter)
     assert {name for name, word in compared.items() if word == "differs"} == differ
     # On some processors one fewer is comparable.

@@ -33,6 +33,12 @@ def two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
+def written(value: float, form: str) -> str:
+    """Write a number in a format; where "g" makes 2.5e+02 of it, it reads 250."""
+    text = form.format(value)
+    return f"{float(text):,.0f}" if "g}" in form and "e+" in text and abs(value) < 1e6 else text
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A number with what is known of its scatter.
@@ -57,7 +63,7 @@ class Estimate:
     def text(self, form: str = "{:.2f}") -> str:
         """Write it as ``value [low, high]``, or with a range as ``value [low to high]``."""
         between = ", " if self.kind == "95 %" else " to "
-        return f"{form.format(self.value)} [{form.format(self.low)}{between}{form.format(self.high)}]"
+        return f"{written(self.value, form)} [{written(self.low, form)}{between}{written(self.high, form)}]"
 
     def over(self, divisor: float) -> "Estimate":
         """Divide it and its ends by a positive number."""

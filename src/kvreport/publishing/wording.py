@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook.measuring.estimates import Estimate
+from kvbook.measuring.estimates import Estimate, written
 from kvbook.models import registry
 
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -49,7 +49,7 @@ def power_of_ten(value: float, digits: int = 1) -> str:
 
 def estimated(estimate: Estimate, form: str) -> str:
     """Write an estimate with its interval; a fact has none."""
-    return form.format(estimate.value) if estimate.low == estimate.high else estimate.text(form)
+    return written(estimate.value, form) if estimate.low == estimate.high else estimate.text(form)
 
 
 def scaled(estimate: Estimate, factor: float, less: float = 0) -> Estimate:
