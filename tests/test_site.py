@@ -19,7 +19,7 @@ from mini_book import STEM
 from PIL import Image
 from refusing import refusal
 
-from kvbook import fingerprint, paths
+from kvbook import UserError, fingerprint, paths
 from kvreport.publishing import captions, chapter_name
 from kvreport.publishing import checkout as origin
 from kvreport.publishing.verdicts import SHOWN
@@ -450,11 +450,17 @@ def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
         assert chapter_name(to) == chapter_name(page.stem)
 
 
-def test_after_a_render_that_was_killed_every_page_is_read_again(tmp_path, monkeypatch):
+@pytest.fixture
+def render_with(tmp_path, monkeypatch):
+    """Return a function that takes what stands for Jupyter Book."""
     monkeypatch.setattr(paths, "BUILD", tmp_path)
     # What a render changes for its whole process.
     monkeypatch.setattr("gc.disable", lambda: None)
     monkeypatch.setitem(sys.modules, "sphinxext.opengraph._social_cards", None)
+    return lambda render: monkeypatch.setattr("jupyter_book.cli.main.main", render)
+
+
+def test_after_a_render_that_was_killed_every_page_is_read_again(tmp_path, render_with):
     pages = tmp_path / ".doctrees" / "environment.pickle"
     pages.parent.mkdir()
     pages.touch()
@@ -466,9 +472,22 @@ def test_after_a_render_that_was_killed_every_page_is_read_again(tmp_path, monke
         if len(found) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("jupyter_book.cli.main.main", render)
+    render_with(render)
     with pytest.raises(KeyboardInterrupt):
         build_html()
     build_html()
     build_html()
     assert found == [True, False, True]
+
+
+@pytest.mark.parametrize(("edited", "said"), [("rows.py", "; rows.py was edited meanwhile"), ("notes.md", "above$")])
+def test_a_render_that_fails_says_whether_code_was_edited_meanwhile(tmp_path, monkeypatch, render_with, edited, said):
+    monkeypatch.setattr(fingerprint, "PACKAGES", {"kvbook": tmp_path})
+
+    def render(*_arguments, **_options):
+        (tmp_path / edited).touch()
+        raise RuntimeError
+
+    render_with(render)
+    with pytest.raises(UserError, match=said):
+        build_html()
