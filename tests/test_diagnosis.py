@@ -12,6 +12,7 @@ import torch
 from refusing import refusal
 from small_models import asked, configure, small_llama
 
+from kvbook.atlas import configurations
 from kvbook.diagnosis import check, faults, outcome, probe, tokenizer_boundary, verdict, wrong_pass
 from kvbook.measuring import UNIT_ROUNDOFF
 from kvbook.models import corpus, loading
@@ -230,6 +231,16 @@ def test_a_difference_is_measured_against_the_spread_and_not_the_shift_of_logits
     assert probe.relative(reference, reference).item() == 0
     assert probe.relative(reference, reference / 0).item() == np.inf
     assert np.isnan(probe.relative(reference / 0, reference).item())
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "qwen2"])
+def test_the_first_layers_state_is_its_output_whether_or_not_a_class_gives_that_of_the_embedding(name):
+    model, seen = configurations.build(name), []
+    layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    layers[0].register_forward_hook(lambda _layer, _inputs, out: seen.append(out[0] if isinstance(out, tuple) else out))
+    with torch.inference_mode():
+        (found,) = probe.last_tokens(model(configurations.text(8), output_hidden_states=True))
+    assert torch.equal(found.hidden[1], seen[0][0, -1])
 
 
 # The command line.

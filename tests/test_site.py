@@ -450,44 +450,32 @@ def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
         assert chapter_name(to) == chapter_name(page.stem)
 
 
-@pytest.fixture
-def render_with(tmp_path, monkeypatch):
-    """Return a function that takes what stands for Jupyter Book."""
+def test_after_a_killed_render_all_pages_are_read_again_and_one_that_fails_after_an_edit_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path)
+    monkeypatch.setattr(fingerprint, "PACKAGES", {"kvbook": tmp_path})
     # What a render changes for its whole process.
     monkeypatch.setattr("gc.disable", lambda: None)
     monkeypatch.setitem(sys.modules, "sphinxext.opengraph._social_cards", None)
-    return lambda render: monkeypatch.setattr("jupyter_book.cli.main.main", render)
-
-
-def test_after_a_render_that_was_killed_every_page_is_read_again(tmp_path, render_with):
     pages = tmp_path / ".doctrees" / "environment.pickle"
     pages.parent.mkdir()
     pages.touch()
-    found = []
+    found, edited = [], iter(("notes.md", "rows.py"))
 
     def render(*_arguments, **_options):
         found.append(pages.exists())
         pages.touch()
         if len(found) == 1:
             raise KeyboardInterrupt
+        if len(found) > 3:
+            (tmp_path / next(edited)).touch()
+            raise RuntimeError
 
-    render_with(render)
+    monkeypatch.setattr("jupyter_book.cli.main.main", render)
     with pytest.raises(KeyboardInterrupt):
         build_html()
     build_html()
     build_html()
     assert found == [True, False, True]
-
-
-@pytest.mark.parametrize(("edited", "said"), [("rows.py", "; rows.py was edited meanwhile"), ("notes.md", "above$")])
-def test_a_render_that_fails_says_whether_code_was_edited_meanwhile(tmp_path, monkeypatch, render_with, edited, said):
-    monkeypatch.setattr(fingerprint, "PACKAGES", {"kvbook": tmp_path})
-
-    def render(*_arguments, **_options):
-        (tmp_path / edited).touch()
-        raise RuntimeError
-
-    render_with(render)
-    with pytest.raises(UserError, match=said):
-        build_html()
+    for said in ("errors above$", "above; rows.py was edited meanwhile"):
+        with pytest.raises(UserError, match=said):
+            build_html()

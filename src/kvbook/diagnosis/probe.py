@@ -61,8 +61,8 @@ def last_tokens(output) -> LastTokens:
     """Take each text's last token, its hidden states and logits, from what a model returned."""
     shape = output.logits.shape[:2]
     states = [_one_width(state, shape)[:, -1] for state in output.hidden_states]
-    # Recurrent classes leave the embedding out, and give the last layer twice, the second time after the norm.
-    if hasattr(output, "cache_params") or hasattr(output, "state"):
+    # These leave the embedding out, and give the last layer twice, the second time after the norm.
+    if type(output).__name__.startswith(("Mamba", "FalconMamba", "Rwkv")):
         states = [torch.zeros_like(states[0]), *states[:-2], states[-1]]
     # Zeros up to the widest change no share of a difference in what it is a difference of.
     hidden = [pad_sequence([state[row] for state in states], batch_first=True) for row in range(shape[0])]
