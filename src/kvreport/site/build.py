@@ -2,9 +2,10 @@
 
 import gc
 import sys
-import time
 from types import SimpleNamespace
 from typing import NoReturn
+
+import psutil
 
 from kvbook import UserError, fingerprint, paths
 from kvbook.runs import records
@@ -18,7 +19,6 @@ def check_name() -> None:
 
 def build_html() -> None:
     """Render the book into ``_build/html`` with Jupyter Book, in this process, which has read all source already."""
-    started = time.time()
     # Sphinx keeps nearly all that it makes until it ends: looking for garbage among that takes long and finds little.
     gc.disable()
     # The book has no social cards, and what draws them imports matplotlib at each build.
@@ -39,12 +39,12 @@ def build_html() -> None:
         try:
             main(["build", str(paths.ROOT), *options], standalone_mode=False)
         except (Exception, SystemExit) as error:
-            _say_why(error, started)
+            _say_why(error)
         unfinished.unlink()
     print(f"The book is in {paths.HTML / 'index.html'}", flush=True)
 
 
-def _say_why(error: BaseException, started: float) -> NoReturn:
+def _say_why(error: BaseException) -> NoReturn:
     """End in one line below what Sphinx has written."""
     # What Jupyter Book ends with: a status, what interrupted Sphinx, or our own line.
     code = getattr(error, "code", None)
@@ -54,5 +54,6 @@ def _say_why(error: BaseException, started: float) -> NoReturn:
         print(code, file=sys.stderr)
     # This process then has the old code, and the notebooks may be new.
     files = (file for folder in fingerprint.PACKAGES.values() for file in folder.rglob("*.py"))
-    edited = next((f"; {file.name} was edited meanwhile" for file in files if file.stat().st_mtime > started), "")
+    began = psutil.Process().create_time()
+    edited = next((f"; {file.name} was edited meanwhile" for file in files if file.stat().st_mtime > began), "")
     raise UserError(f"the site was not built: see the warnings and errors above{edited}") from None
