@@ -53,6 +53,7 @@ def _write_on_all_cores(app: Sphinx, _env: BuildEnvironment) -> None:
 
 
 def _add_static(_app: Sphinx, config: Config) -> None:
+    config.templates_path.append(str(STATIC.with_name("templates")))
     config.html_static_path.append(str(STATIC))
     config.html_extra_path.append(str(MOVED))
     # Browsers ask for an icon in any case, and log an error where there is none.
