@@ -28,8 +28,9 @@ OF_COLOURS = ("color-contrast", "link-in-text-block")
 # read is not seen.
 TEXTS_OF_NEW_STYLES = Path(__file__).with_name("texts_of_new_styles.js").read_text("utf-8")
 
-# What a first visit may load: about 2.4 MB are the theme's icons, fonts and scripts, fetched once for the whole site.
-MOST_BYTES = 3_000_000
+# What a first visit may load: about 0.8 MB are the theme's style sheets, icons and scripts, fetched once for the whole
+# site.
+MOST_BYTES = 1_600_000
 # Its text alone, with all that is folded away: the data dictionary and the atlas are the longest.
 MOST_HTML_BYTES = 150_000
 
