@@ -203,16 +203,16 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert chapter.find("a", href="https://github.com/somebody/book") is not None
     colab = "https://colab.research.google.com/github/somebody/book/blob/main"
     assert chapter.find("a", href=f"{colab}/chapters/{STEM}.ipynb") is not None
-    permalink = f"https://example.org/b/chapters/{STEM}.html#fig-squares"
-    assert chapter.find("a", string="permalink")["href"] == permalink
-    assert f"url = {{{permalink}}}" in chapter.find("div", class_="kvbook-downloads").get_text()
-    assert chapter.find("meta", property="og:url")["content"] == f"https://example.org/b/chapters/{STEM}.html"
+    here = f"https://example.org/b/chapters/{STEM}.html"
+    assert chapter.find("a", string="permalink")["href"] == f"{here}#fig-squares"
+    assert f"url = {{{here}#fig-squares}}" in chapter.find("div", class_="kvbook-downloads").get_text()
+    told = {name: chapter.find("meta", property=f"og:{name}")["content"] for name in ("url", "site_name")}
+    assert told == {"url": here, "site_name": "Cached and uncached: Transformer inference compared"}
     (feedback,) = chapter.select(".kvbook-feedback a")
     address, _, asked = feedback["href"].partition("?")
     assert address == "https://github.com/somebody/book/issues/new"
-    version = origin.of(book).version
     (filled_in,) = parse_qs(asked)["body"]
-    assert f"Page: chapters/{STEM}.html\nVersion: {version} (main)\n" in filled_in
+    assert f"Page: chapters/{STEM}.html\nVersion: {origin.of(book).version} (main)\n" in filled_in
     # Both a page with pictures and one without have one that others can fetch, and it is there.
     for shown in (chapter, page(book, "index")):
         (picture,) = (tag["content"] for tag in shown.find_all("meta", property="og:image"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import mini_book
 import pandas as pd
@@ -123,9 +124,9 @@ def sweep_here(kvbook_here, monkeypatch):
         monkeypatch.chdir(workplace)
         monkeypatch.setattr(paths, "RUNS", workplace / "_build" / "runs")
         monkeypatch.setattr(paths, "BUILD", workplace / "_build")
-        for name, value in environment(workplace, **more).items():
-            monkeypatch.setenv(name, value)
-        return kvbook_here("sweep", "sweep.yaml", *arguments)
+        # Dask leaves variables behind that would give the tests after these one thread.
+        with patch.dict(os.environ, environment(workplace, **more)):
+            return kvbook_here("sweep", "sweep.yaml", *arguments)
 
     return swept
 

@@ -56,5 +56,7 @@ def _add_static(_app: Sphinx, config: Config) -> None:
     config.templates_path.append(str(STATIC.with_name("templates")))
     config.html_static_path.append(str(STATIC))
     config.html_extra_path.append(str(MOVED))
+    # What a preview of a link names.
+    config.ogp_site_name = config.html_title
     # Browsers ask for an icon in any case, and log an error where there is none.
     config.html_favicon = str(STATIC / "favicon.svg")
