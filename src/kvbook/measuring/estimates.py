@@ -2,9 +2,8 @@
 
 Two kinds of uncertainty are kept apart.  The interval of a fit says how well one law describes the layers' means (it is
 all that can be had of a published column).  The bootstrap says how much the means themselves would change with other
-samples; it resamples files, since samples of one file resemble each other.  Draws of few files scatter less than
-means of as many new ones would, so their interval is the expanded percentile interval of T. Hesterberg, "What Teachers
-Should Know about the Bootstrap", The American Statistician 69 (2015).
+samples; it resamples files, since samples of one file resemble each other.  Draws of few files scatter less than new
+ones would: the expanded percentile interval of T. Hesterberg (The American Statistician 69, 2015) allows for that.
 """
 
 import functools
