@@ -70,11 +70,7 @@ def test_control_a_single_row_that_is_multiplied_otherwise_is_seen(monkeypatch):
 
 def test_control_experts_products_left_to_the_library_are_seen(monkeypatch):
     honest = rows.product
-
-    def by_row_count(x, weight, bias=None):
-        return honest(x, weight, bias) * (1 + 1e-6 * len(x) * (weight.shape[0] == 96))
-
-    monkeypatch.setattr(rows, "product", by_row_count)
+    monkeypatch.setattr(rows, "product", lambda x, w, b=None: honest(x, w, b) * (1 + 1e-6 * len(x) * (len(w) == 96)))
     assert any(each.equal_rows != each.rows for each in verify(mixtral(torch.float32, "grouped_mm"), TEXT))
 
 

@@ -111,13 +111,10 @@ def test_what_an_upcast_costs_is_judged_on_a_gpu_alone(book, device, seconds, ve
 
 def test_equal_bits_at_drawn_lengths_in_one_dtype_contradict_drift_at_a_fixed_one(book):
     said = measures.CHECKS["drift-everywhere"]
-
-    def of_six_models(rows: pd.DataFrame) -> pd.DataFrame:
-        return pd.concat([rows.assign(model=f"model {k}") for k in range(6)], ignore_index=True)
-
     # One model says nothing of most, however many texts it reads.
     assert (said(book).verdict, said(book).n) == ("undecided", "1 model (too few)")
-    six = with_rows(book, **{name: of_six_models(book[name]) for name in ("layer_drift", "layer_drift_lengths")})
+    six = {of: [book[of].assign(model=f"model {k}") for k in range(6)] for of in ("layer_drift", "layer_drift_lengths")}
+    six = with_rows(book, **{name: pd.concat(rows, ignore_index=True) for name, rows in six.items()})
     found = said(changed(six, "layer_drift_lengths", IN_BF16, differing_share="0.0"))
     assert found.verdict.startswith("refuted")
     assert "model 0 bf16 0% at 33 to 190" in found.here

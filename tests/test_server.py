@@ -59,20 +59,21 @@ def _flaky(handler, count):
     return count % 4 not in (2, 3)
 
 
+# On some processors reuse rounds as without it does.
 HONEST = {
-    "cache off": ({"block": 0}, {}, "cannot tell"), "cache on": ({}, {}, "rounding"),
-    "batch-dependent": ({"batches": True}, {}, "rounding"), "flaky": ({}, {"before": _flaky}, "rounding"),
-    "slow": ({}, {"before": lambda *_: time.sleep(0.02) or True}, "rounding"),
+    "cache off": ({"block": 0}, {}, ["cannot tell"]), "cache on": ({}, {}, ["exact", "rounding"]),
+    "batch-dependent": ({"batches": True}, {}, ["rounding"]), "flaky": ({}, {"before": _flaky}, ["exact", "rounding"]),
+    "slow": ({}, {"before": lambda *_: time.sleep(0.02) or True}, ["exact", "rounding"]),
 }
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_server_is_not_called_a_fault(engine, name, monkeypatch):
     monkeypatch.setattr(client, "_PAUSE", 0.01)
-    options, how, verdict = HONEST[name]
+    options, how, verdicts = HONEST[name]
     with serving.serving(engine(**options), **how) as server:
         found = checked(server)
-    assert found.verdict == verdict, found.why
+    assert found.verdict in verdicts, found.why
     assert ("no reuse seen" in found.why) == (name == "cache off")
 
 

@@ -9,7 +9,7 @@ ones would: the expanded percentile interval of T. Hesterberg (The American Stat
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,11 +19,9 @@ import pandas as pd
 import scipy
 
 CONFIDENCE = 0.95
-# Intervals count independent units: texts, files, prompts, repetitions.  Of fewer there is none; their lowest and
-# highest value are given instead.
+# Texts, files, prompts or repetitions.  Fewer have no interval; their lowest and highest value are given instead.
 FEWEST_UNITS = 4
 _DRAWS = 2000
-# What the ends beside a number are: those of an interval, or the lowest and highest of a few values.
 Kind = Literal["95 %", "range"]
 
 
@@ -48,12 +46,15 @@ class Estimate:
         The estimate and the ends of its interval or range.
     kind : {"95 %", "range"}
         Whether the ends are those of a 95 % interval, or the lowest and highest of a few values.
+    units : int or None
+        How many independent units it is from, where whoever made it has counted them.
     """
 
     value: float
     low: float
     high: float
     kind: Kind = "95 %"
+    units: int | None = field(default=None, compare=False)
 
     def in_two_digits(self) -> "Estimate":
         """Round it and its ends to two significant digits: two processors seldom share more."""
@@ -66,7 +67,7 @@ class Estimate:
 
     def over(self, divisor: float) -> "Estimate":
         """Divide it and its ends by a positive number."""
-        return Estimate(self.value / divisor, self.low / divisor, self.high / divisor, self.kind)
+        return Estimate(self.value / divisor, self.low / divisor, self.high / divisor, self.kind, self.units)
 
 
 def slopes(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -142,7 +143,7 @@ def wilson(p: float, n: int) -> Estimate:
     centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     low, high = ((centre + side * half) / (1 + z**2 / n) for side in (-1, 1))
     # Rounding may leave an end a hair beyond what it stands for.
-    return Estimate(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)))
+    return Estimate(p, float(np.clip(low, 0, p)), float(np.clip(high, p, 1)), units=n)
 
 
 def share_over(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") -> tuple[Estimate, int]:
@@ -197,7 +198,6 @@ def median_of(values: np.ndarray) -> Estimate:
     """Return the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
     if (n := len(values)) < FEWEST_UNITS:
         return percentiles(float(np.median(values)), np.asarray(values), n)
-    # Each draw has as many values as there are.
     weights = _weights(n)
     drawn = np.repeat(np.tile(values, len(weights)), weights.ravel()).reshape(weights.shape)
     return percentiles(float(np.median(values)), np.median(drawn, axis=1), n)
@@ -296,9 +296,9 @@ def percentiles(value: float, draws: np.ndarray, n_units: int) -> Estimate:
     """
     low, high = (float(end) for end in np.quantile(draws, _ends(n_units)))
     if n_units >= FEWEST_UNITS:
-        return Estimate(float(value), low, high)
+        return Estimate(float(value), low, high, units=n_units)
     # What is fitted to all units together need not lie among what is fitted to each.
-    return Estimate(float(value), min(low, float(value)), max(high, float(value)), "range")
+    return Estimate(float(value), min(low, float(value)), max(high, float(value)), "range", n_units)
 
 
 def growth_resampled(resampled: Resampled) -> Estimate:
@@ -384,7 +384,7 @@ def mean_resampled(rows: pd.DataFrame, value: str, change: Callable = np.asarray
 def log_mean_resampled(rows: pd.DataFrame, value: str) -> Estimate:
     """Return the geometric mean over samples, as `mean_resampled` gives the arithmetic one; `value` is positive."""
     of_logs = mean_resampled(rows.assign(logarithm=np.log(rows[value].to_numpy())), "logarithm")
-    return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist(), of_logs.kind)
+    return Estimate(*np.exp([of_logs.value, of_logs.low, of_logs.high]).tolist(), of_logs.kind, of_logs.units)
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:

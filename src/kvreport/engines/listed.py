@@ -64,6 +64,4 @@ class Engine(NamedTuple):
     scored: bool = True
 
 
-ENGINES = {
-    name: Engine(**about) for name, about in read_yaml(Path(__file__).with_suffix(".tables.yaml")).items()
-}
+ENGINES = {name: Engine(**about) for name, about in read_yaml(Path(__file__).with_suffix(".tables.yaml")).items()}

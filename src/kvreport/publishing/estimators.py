@@ -115,7 +115,7 @@ def part(column: str, of: str = ""):
     def estimate(rows: pd.DataFrame) -> Estimate:
         whole = int(rows[of].sum()) if of else len(rows)
         value = float(rows[column].sum() / whole)
-        return Part(value, value, value, "range", whole)
+        return Part(value, value, value, "range", of=whole)
 
     return estimate
 

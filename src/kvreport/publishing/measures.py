@@ -85,7 +85,8 @@ class Measure(Quantity):
             estimate = found.once(made, lambda parts=parts: self.estimate(*parts)) or UNFITTED
             # A share of all that there are is of no sample.
             sampled = self.unit and not isinstance(estimate, Part)
-            units = parts[0][UNITS[self.unit]].nunique() if sampled else None
+            # An estimator leaves out rows without a value, and with them units that have no other.
+            units = (estimate.units or parts[0][UNITS[self.unit]].nunique()) if sampled else None
             measured.append(Measured(" ".join(said(key[i]) for i in told), estimate, units))
         return measured
 

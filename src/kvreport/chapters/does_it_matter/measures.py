@@ -81,7 +81,7 @@ def _rest(share_of: Callable[[pd.DataFrame], estimates.Estimate]):
 
     def estimate(rows: pd.DataFrame) -> estimates.Estimate:
         of = share_of(rows)
-        return estimates.Estimate(1 - of.value, 1 - of.high, 1 - of.low, of.kind)
+        return estimates.Estimate(1 - of.value, 1 - of.high, 1 - of.low, of.kind, of.units)
 
     return estimate
 

@@ -194,9 +194,7 @@ def quantized(quantized_caches: pd.DataFrame) -> pd.DataFrame:
     """Add what stays the same on caches of few bits."""
     rows = quantized_caches
     # One scale for all that a layer holds is a thousandth of a bit to a number.
-    return rows.assign(
-        bits=rows["bits"].round(2), same_top=1 - rows["flip"], outside=outside(rows["dlogp"], NARROW)
-    )
+    return rows.assign(bits=rows["bits"].round(2), same_top=1 - rows["flip"], outside=outside(rows["dlogp"], NARROW))
 
 
 def on_all_backends(quantized: pd.DataFrame) -> pd.DataFrame:

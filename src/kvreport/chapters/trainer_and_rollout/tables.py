@@ -29,9 +29,7 @@ def by_way(found: Found) -> pd.DataFrame:
 def mismatch(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Work out both measures of every comparison on each population of texts."""
     measured = {"mean_abs": measures.MEAN_ABS, "outside": measures.OUTSIDE}
-    tables = {
-        _texts(found): joined(measured, found) for found in everywhere.values() if found["pairs"] is not None
-    }
+    tables = {_texts(found): joined(measured, found) for found in everywhere.values() if found["pairs"] is not None}
     return pd.concat(tables, names=["texts"]).reset_index("texts").reset_index(drop=True)
 
 

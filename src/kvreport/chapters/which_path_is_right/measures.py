@@ -24,7 +24,7 @@ def _over_scatter(column: str, logits: pd.DataFrame) -> Estimate:
 def _of_likelihood(logits: pd.DataFrame) -> Estimate:
     """What is lost in nats of loss is gained in likelihood."""
     loss = _over_scatter("difference", logits)
-    return Estimate(-loss.value, -loss.high, -loss.low, loss.kind)
+    return Estimate(-loss.value, -loss.high, -loss.low, loss.kind, loss.units)
 
 
 def _common(vocabulary: pd.DataFrame) -> Estimate | None:
