@@ -80,12 +80,8 @@ def _names(code: list[dict[str, Any]]) -> list[str]:
     # Magics and shell commands are a fault of their own, and no Python.
     trees = [ast.parse(source) for source in sources if not MAGIC.search(source)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    imported = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in nodes
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    named = [(node, alias) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    imported = {alias.asname or alias.name: f"{node.module}.{alias.name}" for node, alias in named}
     return [
         f"{imported[node.value.id]} has no {node.attr}"
         for node in nodes

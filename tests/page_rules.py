@@ -168,11 +168,8 @@ def _pictures(page: Page) -> list[str]:
     )
     found = [f"picture does not load: {source}" for source, width, _ in pictures if width == 0]
     # MyST-NB's own stand-in for a missing text is the picture's file name, a hash.
-    return found + [
-        f"picture without words: {source}"
-        for source, _, words in pictures
-        if len(words.split()) < 2 or Path(source).stem in words
-    ]
+    wordless = [source for source, _, words in pictures if len(words.split()) < 2 or Path(source).stem in words]
+    return found + [f"picture without words: {source}" for source in wordless]
 
 
 def _captions(page: Page) -> list[str]:

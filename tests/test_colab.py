@@ -26,12 +26,8 @@ def test_the_two_cells_make_a_chapter_run_from_the_clone_with_device_and_dtypes_
     shutil.copy(paths.ROOT / "_toc.yml", clone)
     notebook = json.loads((paths.CHAPTERS / "06_layer_drift.ipynb").read_text())
     imports, parameters, *_ = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    told = (
-        "import kvbook, kvreport\n"
-        "print(kvbook.__file__, kvreport.__file__)\n"
-        "asked = LayerDriftSettings.from_notebook(globals())\n"
-        "print(asked.device, *asked.dtypes)"
-    )
+    told = "import kvbook, kvreport\nprint(kvbook.__file__, kvreport.__file__)\n"
+    told += "asked = LayerDriftSettings.from_notebook(globals())\nprint(asked.device, *asked.dtypes)"
     cells = [running.SETUP.format(address="https://example.org/book"), imports, parameters, ON_THE_GPU, told]
     # As a notebook runs them, without what clones and installs.
     cells = ["\n".join(line for line in cell.splitlines() if not line.startswith("!")) for cell in cells]

@@ -54,8 +54,7 @@ def browser():
     with sync_playwright() as playwright:
         # Without its sandbox, because in a container Chromium has none to use; it visits only our own pages, and finds
         # no other.
-        nowhere = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-        args = ["--no-sandbox", "--disable-gpu", nowhere]
+        args = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
         with playwright.chromium.launch(executable_path=pdf.find_browser(), args=args) as browser:
             yield browser
 

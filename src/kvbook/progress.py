@@ -75,8 +75,7 @@ class TimeLeft:
         share = min(1.0, self.done / self.total) if self.total else 1.0
         if not share:
             return self.label
-        left = seconds / share - seconds
-        return f"{self.label}: {share:.0%}, about {left:.0f} s left"
+        return f"{self.label}: {share:.0%}, about {seconds / share - seconds:.0f} s left"
 
     def advance(self, amount: float) -> None:
         """Count a piece as done, and say so every few seconds."""

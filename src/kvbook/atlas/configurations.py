@@ -72,8 +72,7 @@ def kept_layers(per_layer: list[list[Any]], count: int = LAYERS) -> list[int]:
 def _shrunk(kind: type[PretrainedConfig]) -> dict[str, Any]:
     """Shrink a configuration's fields, those of its parts included."""
     given = _EXCEPTIONS.get(kind.model_type, {})
-    default = kind()
-    stated = {key: value for key, value in default.__dict__.items() if not key.startswith("_")}
+    stated = {key: value for key, value in kind().__dict__.items() if not key.startswith("_")}
     # Before release 5.4 a configuration is a plain class.
     plain = not dataclasses.is_dataclass(kind)
     fields = set(inspect.signature(kind).parameters if plain else (field.name for field in dataclasses.fields(kind)))

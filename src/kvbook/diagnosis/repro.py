@@ -36,13 +36,7 @@ _LAYERS, _WORDS = (1, 2, 4), 128
 _NOT_OF_THE_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "model_type")
 
 _PROGRAM = Path(__file__).with_name("repro_program.txt").read_text("utf-8")
-_RANDOM = '''\
-torch.manual_seed(0)
-config = AutoConfig.for_model(
-    {model_type!r},
-    **{values},
-)
-model = AutoModelForCausalLM.from_config(config)'''
+_RANDOM = Path(__file__).with_name("repro_random.txt").read_text("utf-8").strip()
 _TRAINED = "model = AutoModelForCausalLM.from_pretrained({path!r})"
 
 

@@ -48,8 +48,7 @@ def base(operator: str, key: str) -> Callable[..., object]:
     Must be called before anything is registered over the operator; the result stays what it was.
     """
     kernel = torch.library.get_kernel(operator, key)
-    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    return functools.partial(kernel.call_boxed, keyset)
+    return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
 def key_of(tensor: torch.Tensor) -> str:

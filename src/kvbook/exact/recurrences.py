@@ -79,8 +79,7 @@ def _contiguous(x: Any) -> Any:
 def _delta(step, *arguments, **options):
     # A sum along a row takes another order where the row is scattered, as it is after a convolution of several.
     options.pop("chunk_size", None)
-    laid_out = {key: _contiguous(x) for key, x in options.items()}
-    out, state = step(*map(_contiguous, arguments), **laid_out)
+    out, state = step(*map(_contiguous, arguments), **{key: _contiguous(x) for key, x in options.items()})
     return out, None if state is None else _marked(state)
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 import torch
 import transformers
@@ -17,30 +18,11 @@ from kvbook.exact import attention, attention_kernel, convolutions, experts, poi
 from kvbook.exact.kernels import NotInvariant, Refusal, base, no_gradients
 from kvbook.exact.visible import Seen
 from kvbook.older import TRIED
+from kvbook.settings import read_yaml
 
-# Functions of single elements that are computed with an exponential, a logarithm or the like. Sums, products and
-# quotients are rounded correctly wherever an element lies and need no help.
-_POINTWISE = tuple(f"aten::{name}" for name in (
-    "celu", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "hardswish", "leaky_relu", "lgamma",
-    "log", "log10", "log1p", "log2", "log_sigmoid", "logit", "mish", "pow.Tensor_Scalar", "reciprocal", "rsqrt",
-    "selu", "sigmoid", "silu", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
-    "softplus", "sqrt", "tanh",
-))
-
-# What adds up, or fuses an addition with a product, and is not made invariant here. `.out` variants of what is replaced
-# are what a compiler calls past the replacement.
-_REFUSED = re.compile(
-    r"""^aten::_?(
-        .*conv.* | .*(lstm|gru|rnn)(_|\b|$).* | fft_.* | linalg_.* | .*(int_mm|scaled_mm|grouped_mm|int4|int8).* |
-        weight_int.* | dyn_quant.* | .*sparse.*mm.* | addr | addmv | mv | dot | vdot | addbmm | cdist.* | .*bilinear.* |
-        addmm_activation | mkldnn_.* | .*embedding_bag.* | cumprod | logcumsumexp | native_(batch|group)_norm.* |
-        batch_norm.* | scaled_dot_product_.*attention_?.* | native_multi_head_attention |
-        transformer_encoder_layer_fwd |
-        addcmul_? | addcdiv_? | lerp_? | atan2 | hypot | .*_backward | addmm_ | baddbmm_
-    )(\..*)?$ | ^aten::(mm|addmm|bmm|baddbmm)\.dtype(_out)?$ |
-        ^aten::(mm|addmm|bmm|baddbmm|linear|matmul|_softmax|_scaled_dot_product_flash_attention_for_cpu)\.out$""",
-    re.VERBOSE,
-)
+_TABLES = read_yaml(Path(__file__).with_suffix(".tables.yaml"))
+_POINTWISE = tuple(f"aten::{name}" for name in _TABLES["pointwise"].split())
+_REFUSED = re.compile(_TABLES["refused"], re.VERBOSE)
 # On a GPU these share a row out among the more threads the fewer rows there are, as sums and means do.
 _REFUSED_ON_A_GPU = re.compile(
     r"^aten::((std|var)(_mean)?|prod|nansum|norm)(\..*)?$|^aten::(sum|mean)\.(IntList_|dtype_)?out$"
@@ -130,8 +112,7 @@ def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.dim() == 1:
         return _matmul(left[None], right)[..., 0, :]
     if right.dim() == 2:
-        out = rows.product(left.reshape(-1, left.shape[-1]), right)
-        return out.view(*left.shape[:-1], right.shape[1])
+        return rows.product(left.reshape(-1, left.shape[-1]), right).view(*left.shape[:-1], right.shape[1])
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     flat = [x.expand(*batch, *x.shape[-2:]).reshape(batch.numel(), *x.shape[-2:]) for x in (left, right)]
     return _bmm(*flat).view(*batch, left.shape[-2], right.shape[-1])

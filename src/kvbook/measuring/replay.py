@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -30,18 +31,10 @@ from torch.utils import _pytree
 from transformers import Cache, PreTrainedModel
 
 from kvbook.measuring import agreement
+from kvbook.settings import read_yaml
 
-# Functions that move, make or count numbers and compute none of a row; matching them would only tie us to a model's
-# wording.
-_MOVES = frozenset((
-    "arange", "bfloat16", "bincount", "cat", "chunk", "clone", "contiguous", "copy_", "detach", "dim", "empty",
-    "empty_like", "expand", "expand_as", "flatten", "flip", "float", "full", "full_like", "gather", "half", "histc",
-    "index_select", "is_floating_point", "item", "masked_fill", "narrow", "new_empty", "new_full", "new_zeros", "numel",
-    "ones", "ones_like", "pad", "permute", "repeat", "repeat_interleave", "reshape", "roll", "select", "size", "split",
-    "squeeze", "stack", "swapaxes", "tensor", "to", "tolist", "transpose", "tril", "triu", "type", "type_as", "unbind",
-    "unflatten", "unsqueeze", "view", "view_as", "where", "zeros", "zeros_like", "__get__", "__getitem__",
-    "__setitem__",
-))
+# Functions that compute no number of a row.
+_MOVES = frozenset(read_yaml(Path(__file__).with_suffix(".tables.yaml")))
 _PRODUCTS = frozenset(("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"))
 _ATTENTION = {"scaled_dot_product_attention": "SDPA", "softmax": "softmax"}
 # The first number in a module's path is that of its layer.

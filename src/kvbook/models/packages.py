@@ -12,21 +12,12 @@ from pathlib import Path
 
 from kvbook import UserError, fingerprint
 from kvbook.models import registry, unpacked
+from kvbook.settings import read_yaml
 
 # Unpacked, in fp32.
 _BYTES_A_PARAMETER = 4
 # What pip's own output means, by what is in it, and the first that fits.
-_MEANINGS = {
-    r"No module named pip": "this Python has no pip: run `python -m ensurepip`, then again",
-    r"No space left on device|Errno 28":
-        "no room left on the disk: free some, or set TMPDIR and KVBOOK_BUILD to another",
-    r"ProxyError|Tunnel connection failed|407 Proxy":
-        "the proxy refuses or cannot be reached: set HTTPS_PROXY, or go online without one",
-    r"connection broken|Max retries|timed out|Temporary failure|ConnectionError|NewConnectionError|SSLError":
-        "pip's index cannot be reached: go online; everything else works without this model",
-    r"from versions: none":
-        "pip's index cannot be reached, or has no such package: go online, or see `pip config list`",
-}
+_MEANINGS = read_yaml(Path(__file__).with_suffix(".tables.yaml"))
 _SECRET = re.compile(r"://[^/\s@]+@")
 
 

@@ -217,8 +217,7 @@ def _how_it_was_run(run: Mapping[str, Any], chapter: Chapter) -> Cell:
 def _model(run: Mapping[str, Any]) -> list[str]:
     """Name a model, and which weights; a folder, a file and a hub id bring their own."""
     model, weights = run.get("model") or "", run.get("weights") or ""
-    brings_its_own = any(mark in model for mark in ("/", "\\"))
-    return list(filter(None, (model, "" if brings_its_own else weights)))
+    return list(filter(None, (model, "" if any(mark in model for mark in ("/", "\\")) else weights)))
 
 
 def _machine(run: Mapping[str, Any]) -> str:

@@ -128,8 +128,7 @@ def prompts(continuations: pd.DataFrame) -> pd.DataFrame:
 
     Texts of the corpus are no prompts, and after a cache of the whole prompt nothing is left to feed.
     """
-    no_prompts = continuations["case"].isin([CORPUS, WHOLE])
-    return continuations[(continuations["way"] == AS_IS) & ~no_prompts]
+    return continuations[(continuations["way"] == AS_IS) & ~continuations["case"].isin([CORPUS, WHOLE])]
 
 
 def tokenizer_boundaries(seams: pd.DataFrame) -> pd.DataFrame:

@@ -192,8 +192,7 @@ def _first_keys(model: torch.nn.Module, ids: torch.Tensor, lengths: list[int]) -
     for length, variant in itertools.product(lengths, (named.POSTED, named.FULL_ROWS)):
         split = in_two_parts(model, ids, total - length, variant)
         about = {"variant": variant, "n_tokens": total, "rows_fed": length}
-        compared = compare(whole, split, total - length)
-        yield from (about | row for row in compared if row["tensor"] == "keys")
+        yield from (about | row for row in compare(whole, split, total - length) if row["tensor"] == "keys")
 
 
 def measure_first_layer(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> None:
@@ -206,8 +205,7 @@ def measure_first_layer(settings: PromptReuseSettings, made_of: Inputs, writer: 
         generator = torch.Generator().manual_seed(settings.seed)
         ids = torch.randint(_VOCABULARY_SIZE, (1, total), generator=generator).to(device)
         about = {"shape": count["hub_id"], "weights": "random", "dtype": name}
-        lengths = sorted({*_LENGTHS, count["response_tokens"]})
-        writer.keep(unit, about, _first_keys(model, ids, lengths))
+        writer.keep(unit, about, _first_keys(model, ids, sorted({*_LENGTHS, count["response_tokens"]})))
 
 
 FIRST_LAYER = Experiment(
