@@ -123,22 +123,22 @@ def test_another_version_of_a_library_makes_a_chapter_stale(root, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0" if name == "torch" else version(name))
     # A process looks once.
     monkeypatch.setattr(planning, "versions", planning.versions.__wrapped__)
-    assert not only_chapter(root).is_fresh()
+    assert only_chapter(root).why_stale()
 
 
 def test_only_modules_that_a_chapter_imports_make_it_stale(root, edit):
     # The site's, another experiment's, and one that an imported module imports.
     for module, fresh in (("kvreport/site/build", True), ("kvbook/measuring/replay", True), ("kvbook/paths", False)):
         edit(module)
-        assert only_chapter(root).is_fresh() is fresh
+        assert (only_chapter(root).why_stale() is None) is fresh
 
 
 def test_a_parameter_of_the_profile_reaches_the_chapter(root):
-    assert not only_chapter(root, "few").is_fresh()
+    assert only_chapter(root, "few").why_stale()
     mini_book.write(root)
     execute(only_chapter(root, "few"))
     assert "the last square is 1.33\n" in [o.get("text") for o in outputs(root)]
-    assert only_chapter(root, "few").is_fresh()
+    assert only_chapter(root, "few").why_stale() is None
 
 
 # What is refused
@@ -182,7 +182,7 @@ def test_a_failed_chapter_leaves_a_partial_copy_and_changes_nothing_else(root, m
     assert {f: f.read_bytes() for f in (chapter.executed, *sorted(chapter.figures.iterdir()))} == before
     assert dict(os.environ) == environment
     # The old copy is of the old code, and says so.
-    assert not only_chapter(root).is_fresh()
+    assert only_chapter(root).why_stale()
 
 
 def test_a_kernel_that_dies_is_a_failed_chapter_which_never_happened(tmp_path):

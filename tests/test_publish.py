@@ -24,7 +24,7 @@ ROWS = pd.DataFrame({"x": [1, 2], "y": [1 / 3, None]})
 def shown(monkeypatch):
     """Everything that a cell would show, as (data, metadata)."""
     outputs = []
-    monkeypatch.setattr(publish, "_show", lambda data, metadata: outputs.append((data, metadata)))
+    monkeypatch.setattr(publish, "show", lambda data, metadata: outputs.append((data, metadata)))
     return outputs
 
 

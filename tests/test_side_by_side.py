@@ -78,7 +78,7 @@ def test_a_chapter_that_fails_keeps_no_other_from_being_executed_and_each_has_it
     assert [re.match(r"kvbook: chapter (\w+) failed: ValueError: (\w+);", line).groups() for line in lines] == [
         ("01_one", "first"), ("02_two", "second")
     ]
-    assert [chapter.is_fresh() for chapter in plan(book)] == [False, False, True]
+    assert [chapter.why_stale() is None for chapter in plan(book)] == [False, False, True]
 
 
 def test_an_interruption_ends_all_chapters_in_one_line_and_leaves_no_kernel(book):

@@ -20,11 +20,13 @@ from PIL import Image
 from refusing import refusal
 
 from kvbook import UserError, fingerprint, paths
-from kvreport.publishing import captions, chapter_name
+from kvreport import publishing
+from kvreport.publishing import captions
 from kvreport.publishing import checkout as origin
+from kvreport.publishing import page as publish
 from kvreport.publishing.verdicts import SHOWN
 from kvreport.running import planning
-from kvreport.site import MOVED, executed, finishing, inserts, ledger, overlay, pdf, repository
+from kvreport.site import executed, finishing, inserts, ledger, overlay, pdf, preview, repository
 from kvreport.site.build import build_html
 
 
@@ -154,6 +156,28 @@ def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(b
     assert "the last square is 3.00" in article(book)
     # Sphinx alone would not read this page again: nothing in its own source has changed.
     assert " default " in article(book, "pages/environment")
+
+
+def test_a_changed_figure_is_on_its_page_before_its_chapter_runs_and_control_an_equal_one_is_left(book, monkeypatch):
+    monkeypatch.setattr(paths, "BUILD", book / "_build")
+    monkeypatch.setattr(paths, "HTML", book / "_build/html")
+    monkeypatch.setenv(publishing.FOLDER_VARIABLE, str(book / "drawn"))
+    monkeypatch.setattr(publish, "show", publish.show)
+    shown = [page(book).find(id="fig-squares").img["src"]]
+    for marker, read_again in {"o": False, "s": True}.items():
+        mini_book.write(book, figure=mini_book.CODE["figure"].replace('"o"', f'"{marker}"'))
+        preview.draw(planning.Chapter(STEM, "few", {"n": 3}, folders=mini_book.folders(book)))
+        shown.append(page(book).find(id="fig-squares").img["src"])
+        assert (book / "_build/html/chapters" / shown[-1]).resolve().is_file()
+        # Whoever takes the edit back finds the old figure after the next build.
+        assert (book / f"_build/.doctrees/chapters/{STEM}.doctree").exists() != read_again
+    assert shown[0] == shown[1] != shown[2]
+    begun, edited = [], SimpleNamespace(stem=STEM, why_stale=lambda: "edited", runs_kept=lambda: {"one": "a run"})
+    measured_anew = SimpleNamespace(**vars(edited) | {"runs_kept": lambda: None})
+    monkeypatch.setattr(preview.subprocess, "Popen", lambda command, **_: begun.append(command[-1]))
+    for chapters in ([edited], [], [edited, edited], [measured_anew]):
+        preview.of(chapters)
+    assert begun == [STEM]
 
 
 def rereading(folder: Path, chapters: tuple[str, ...] = (), **texts: str):
@@ -437,17 +461,6 @@ def test_a_page_that_asks_for_an_unknown_part_is_refused(tmp_path):
     assert "No chapter" in inserts.fill("<!-- part: ledger -->", *nothing)
     assert "| `check --thorough`, `atlas` |" in inserts.fill("<!-- part: paths -->", *nothing)
     assert "'nosuch'; there are: ledger" in refusal(inserts.fill, "<!-- part: nosuch -->", *nothing)
-
-
-def test_every_old_address_of_a_chapter_leads_to_the_chapter_of_that_name():
-    chapters = {path.stem for path in (paths.ROOT / "chapters").glob("*.ipynb")}
-    pages = sorted(MOVED.rglob("*.html"))
-    assert len(pages) == 10
-    assert not chapters & {page.stem for page in pages}
-    for page in pages:
-        (to,) = set(re.findall(r"(\w+)\.html", page.read_text("utf-8")))
-        assert to in chapters
-        assert chapter_name(to) == chapter_name(page.stem)
 
 
 def test_after_a_killed_render_all_pages_are_read_again_and_one_that_fails_after_an_edit_says_so(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ def build(
     from kvbook.models import packages
     from kvbook.runs import records
     from kvreport.running import execution, planning
+    from kvreport.site import preview
     from kvreport.site.build import build_html, check_name
 
     if not chapters:
@@ -47,7 +48,8 @@ def build(
         raise UserError(f"no chapter {', '.join(sorted(unknown))}: choose from {', '.join(of.stem for of in planned)}")
     try:
         asked = [chapter for chapter in planned if not chapters or chapter.stem in chapters]
-        executed = execution.bring_up_to_date(asked)
+        with preview.of(asked):
+            executed = execution.bring_up_to_date(asked)
         if chapters:
             typer.echo(f"{len(executed)} of {len(asked)} had to be executed; copies with outputs: {paths.EXECUTED}")
         else:

@@ -88,7 +88,7 @@ class Page:
             By experiment; None for one that these settings leave out.
         """
         folders = {name: run.folder.relative_to(RUNS).as_posix() for name, run in runs.items() if run is not None}
-        _show({"text/plain": ""}, {"kvbook_runs": folders})
+        show({"text/plain": ""}, {"kvbook_runs": folders})
 
     def figure(self, fig: Figure, name: str, *, table: pd.DataFrame, runs: Iterable[Run] = ()) -> None:
         """Save a figure as SVG, PDF and PNG, save the rows behind it as CSV, and show it.
@@ -123,7 +123,7 @@ class Page:
         width = round(inch * 110)
         plt.close(fig)
         metadata = {"name": name, "files": self._write(name, files | {"csv": rows}), "width": width} | _made_by(runs)
-        _show({"image/png": base64.b64encode(inline).decode(), "text/plain": name}, {"image/png": metadata})
+        show({"image/png": base64.b64encode(inline).decode(), "text/plain": name}, {"image/png": metadata})
 
     def table(
         self, df: pd.DataFrame, name: str, formats: Mapping[str, Format] | None = None, literal: Collection[str] = (),
@@ -155,7 +155,7 @@ class Page:
         metadata |= {"filtered": True} if filtered else {}
         rows = shown.assign(**{column: [quoted(text) for text in shown[column]] for column in literal})
         data = {"text/html": shown.to_html(index=False, border=0), "text/plain": shown.to_string(index=False)}
-        _show(data, {"text/html": {"kvbook_table": metadata | {"csv": rows.to_csv(index=False)}}})
+        show(data, {"text/html": {"kvbook_table": metadata | {"csv": rows.to_csv(index=False)}}})
 
     def claims(self, results: Any, runs: Iterable[Run] = ()) -> None:
         """Show the verdicts on the claims that the chapter answers, as its ``CLAIMS`` judge them.
@@ -269,7 +269,8 @@ def _written(values: pd.Series, how: Format | None) -> list[str]:
     return ["" if pd.isna(value) else write(value) for value in values]
 
 
-def _show(data: dict[str, str], metadata: dict[str, Any]) -> None:
+def show(data: dict[str, str], metadata: dict[str, Any]) -> None:
+    """Show what a cell publishes, where there is a notebook."""
     from IPython import get_ipython
     from IPython.display import display
 

@@ -73,7 +73,7 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     """
     chapters = list(chapters)
     jobs = _jobs(chapters)
-    if not (stale := [chapter for chapter in chapters if not chapter.is_fresh()]):
+    if not (stale := [chapter for chapter in chapters if chapter.why_stale()]):
         return []
     # Those that measure most begin, so that none of them runs alone at the end.
     stale.sort(key=_count_of_experiments, reverse=True)
@@ -251,6 +251,16 @@ def _values(chapter: Chapter) -> dict[str, Any]:
     return defaults | chapter.parameters
 
 
+def environment(chapter: Chapter, staged: Path, kept: Mapping[str, str] | None) -> dict[str, str]:
+    """Tell a chapter's cells where its figures go, and which runs they are drawn from."""
+    return {
+        publishing.CHAPTER_VARIABLE: chapter.stem, publishing.FOLDER_VARIABLE: str(staged),
+        publishing.BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
+        publishing.MEASURED_VARIABLE: json.dumps(kept) if kept else "",
+        publishing.LEFT_OUT_VARIABLE: ",".join(chapter.left_out),
+    }
+
+
 def _run(
     chapter: Chapter, why: str, build: "Build", staged: Path, kept: Mapping[str, str] | None
 ) -> "NotebookNode":
@@ -268,20 +278,15 @@ def _run(
         build.screen.job(f"chapter {place} of {count}: {chapter.stem}", why) as job,
     ):
         job.progress_file = Path(scratch) / "progress"
-        environment = build.environment | {
-            publishing.CHAPTER_VARIABLE: chapter.stem, publishing.FOLDER_VARIABLE: str(staged),
-            progress.PROGRESS_VARIABLE: str(job.progress_file),
-            publishing.BOOK_VARIABLE: "1" if chapter.profile == DEFAULT_PROFILE else "",
-            publishing.MEASURED_VARIABLE: json.dumps(kept) if kept else "",
-            publishing.LEFT_OUT_VARIABLE: ",".join(chapter.left_out),
-        }
+        said = {progress.PROGRESS_VARIABLE: str(job.progress_file)}
 
         def begin(cell: Mapping[str, Any], **_: Any) -> None:
             if cell["cell_type"] == "code":
                 job.said = f"cell {next(steps)} of {n_steps}"
 
         try:
-            with build.kernel(environment, chapter.folders.chapters) as kernel:
+            variables = build.environment | environment(chapter, staged, kept) | said
+            with build.kernel(variables, chapter.folders.chapters) as kernel:
                 return papermill.execute_notebook(
                     chapter.source, chapter.partial, parameters=chapter.parameters, kernel_name="python3", km=kernel,
                     progress_bar=False, on_cell_start=begin,

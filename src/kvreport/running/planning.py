@@ -218,10 +218,6 @@ class Chapter:
                 return f"its figure file {name} is missing or not the one it made"
         return None
 
-    def is_fresh(self) -> bool:
-        """Whether the executed copy shows what running the chapter now would."""
-        return self.why_stale() is None
-
 
 def plan(profile: str | None = None, folders: Folders | None = None) -> list[Chapter]:
     """List the book's chapters with their parameters."""

@@ -20,8 +20,6 @@ from kvbook.diagnosis import cores
 from kvreport.site import badges, executed, finishing, folds, inserts, pdf, repository
 
 STATIC = Path(__file__).parent / "static"
-# Chapters were once numbered by their documents: pages under their old addresses lead on.
-MOVED = Path(__file__).parent / "moved"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -55,7 +53,6 @@ def _write_on_all_cores(app: Sphinx, _env: BuildEnvironment) -> None:
 def _add_static(_app: Sphinx, config: Config) -> None:
     config.templates_path.append(str(STATIC.with_name("templates")))
     config.html_static_path.append(str(STATIC))
-    config.html_extra_path.append(str(MOVED))
     # What a preview of a link names.
     config.ogp_site_name = config.html_title
     # Browsers ask for an icon in any case, and log an error where there is none.
