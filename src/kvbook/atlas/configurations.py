@@ -65,8 +65,7 @@ def kept_layers(per_layer: list[list[Any]], count: int = LAYERS) -> list[int]:
     kinds = [tuple(map(repr, layer)) for layer in zip(*per_layer, strict=True)]
     last = len(kinds) - 1
     firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds) if kind != kinds[last]]
-    wanted = dict.fromkeys([last, *firsts, *range(last)])
-    return sorted(list(wanted)[: max(count, 1 + len(firsts))])
+    return sorted(list(dict.fromkeys([last, *firsts, *range(last)]))[: max(count, 1 + len(firsts))])
 
 
 def _shrunk(kind: type[PretrainedConfig]) -> dict[str, Any]:

@@ -77,8 +77,7 @@ def _telling(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype
     q, k, v = (x.to(like.dtype) for x in (q, k, v))
     # Of a few scores, and without the products that may be replaced at this moment.
     left = (q[:, :1, :QUERIES, None].float() * k[:, :1, None].float()).sum(-1).std().item() or 1.0
-    scale = 2.0 ** round(math.log2(_LEFT_OVER / left))
-    return *(x.to(like.device) for x in (q, k, v, bias)), seen, scale
+    return *(x.to(like.device) for x in (q, k, v, bias)), seen, 2.0 ** round(math.log2(_LEFT_OVER / left))
 
 
 def _try(like: torch.Tensor, heads: int, queries: int, keys: int, bias_dtype: torch.dtype) -> bool:

@@ -85,8 +85,7 @@ def _in_columns(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """Multiply with one piece of the columns after the other."""
     if cuts == 1:
         return _product(x, weight, bias)
-    biases = [None] * cuts if bias is None else bias.chunk(cuts)
-    pieces = zip(weight.chunk(cuts, 1), biases, strict=True)
+    pieces = zip(weight.chunk(cuts, 1), [None] * cuts if bias is None else bias.chunk(cuts), strict=True)
     return torch.cat([_product(x, some, summand) for some, summand in pieces], 1)
 
 

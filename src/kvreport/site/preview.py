@@ -40,7 +40,7 @@ def draw(chapter: Chapter) -> None:
     # With matplotlib, for which a build need not wait.
     from kvreport.publishing import page
 
-    page.show = lambda data, metadata: _put(chapter, data, metadata)
+    page.show = lambda data, metadata: "image/png" in data and _put(chapter, data, metadata)
     names: dict[str, Any] = {}
     for cell in planning.read_notebook(chapter.source)["cells"]:
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
@@ -51,8 +51,6 @@ def draw(chapter: Chapter) -> None:
 
 def _put(chapter: Chapter, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
     """Show a picture in the place of the figure's last one; Sphinx then reads the page again in any case."""
-    if "image/png" not in data:
-        return
     picture, file, figure = base64.b64decode(data["image/png"]), _page(chapter), metadata["image/png"]["name"]
     name, html = f"{hashlib.sha256(picture).hexdigest()}.png", file.read_text("utf-8")
     last = re.search(rf'id="{figure}">\s*<a [^>]*href="\.\./_images/([^"]+)"', html)

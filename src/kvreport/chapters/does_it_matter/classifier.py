@@ -24,8 +24,7 @@ _RIDGE = 1e-3
 def labels(tokenizer, ids: list[int]) -> np.ndarray:
     """Tell for every beginning of a text whether a bracket is open behind it."""
     pieces = tokenizer.batch_decode([[token] for token in ids])
-    opened = [sum(map(piece.count, "([{")) - sum(map(piece.count, ")]}")) for piece in pieces]
-    return np.cumsum(opened) > 0
+    return np.cumsum([sum(map(piece.count, "([{")) - sum(map(piece.count, ")]}")) for piece in pieces]) > 0
 
 
 def logistic(features: np.ndarray, classes: np.ndarray) -> np.ndarray:

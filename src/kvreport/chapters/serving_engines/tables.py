@@ -1,10 +1,13 @@
 """Tables of the chapter on serving engines."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from kvreport.chapters.serving_engines import measures
 from kvreport.chapters.serving_engines import rows as named
 from kvreport.engines.listed import ENGINES
+from kvreport.publishing import wording
 from kvreport.publishing.found import Found
 from kvreport.publishing.measures import joined, said
 
@@ -38,6 +41,14 @@ def ways(found: Found) -> pd.DataFrame:
         "tokens equal": table["texts"].map(counted), "bitwise identical": table["bits"].map(counted),
         "largest |Δ log p|": [f"{one.value:.2g}" for one in table["moved"]],
     })
+
+
+def on_processors(everywhere: Mapping[str, Found]) -> pd.DataFrame:
+    """Lay what each way changes on every processor side by side; all cells text."""
+    key, counts = ["engine", "dtype", "way"], ["tokens equal", "bitwise identical"]
+    laid = {wording.processor(name): ways(found).set_index(key)[counts] for name, found in everywhere.items()}
+    table = pd.concat(laid, axis=1, sort=False).fillna("not run")
+    return table.set_axis([f"{name}: {column}" for name, column in table], axis=1).reset_index()
 
 
 def pairs(found: Found) -> pd.DataFrame:
