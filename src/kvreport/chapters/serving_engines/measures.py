@@ -65,6 +65,7 @@ _FAR = Bound(4, "ours", "the bound of `kvbook scores`", "ratio")
 _HALF, _TENFOLD = Bound(0.5, "ours", "half a nat"), Bound(10, "ours", "ten times", "ratio")
 _REUSE, _SHAPES = {"way": named.WARM, "dtype": named.FP32}, (named.WARM, named.BATCH)
 _VLLM, _OPENVINO = OTHER_BITS.where(engine="vLLM"), OVER_BATCH.where(**_REUSE, engine="OpenVINO GenAI")
+_FUSED = ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD)
 STATEMENTS = {
     "a-repeat-is-exact": of_model(OTHER_BITS.where(way=named.AGAIN), "at most", NONE),
     "vllm-is-exact": of_model(_VLLM, "at most", NONE, on="Zen 3"),
@@ -76,9 +77,6 @@ STATEMENTS = {
     "reuse-moves-no-more-than-a-batch": of_model(OVER_BATCH.where(way=named.WARM, engine=_SERVERS[:2]), "below", _FAR),
     "reuse-moves-where-a-batch-does-not": of_model(_OPENVINO, "above", _FAR, on="Intel"),
     "speculation-tells-other-numbers": of_model(MOVED.where(way=named.SPECULATION, engine="llama.cpp"), "above", _HALF),
-    "fusion-is-most-of-an-error": of_model(
-        ERROR_OVER_PARTS.where(engine="llama.cpp", dtype=named.FP32, way=named.COLD), "above",
-        Bound(2, "ours", "most of it", "ratio"),
-    ),
+    "fusion-is-most-of-an-error": of_model(_FUSED, "above", Bound(2, "ours", "most of it", "ratio")),
     "engines-agree-in-fp32": of_model(PAIR_OTHER_TEXTS, "at most", NONE),
 }
