@@ -48,7 +48,7 @@ def on_processors(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     laid = {}
     for name, found in everywhere.items():
         counts = ways(found).set_index(["engine", "dtype", "way"]).map(lambda cell: cell.partition(" of ")[0])
-        laid[wording.processor(name)] = counts["bitwise identical"] + " / " + counts["tokens equal"]
+        laid[wording.processor(name)] = counts["bitwise identical"] + "/" + counts["tokens equal"]
     return pd.concat(laid, axis=1, sort=False).fillna("not run").reset_index()
 
 
