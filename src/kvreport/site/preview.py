@@ -6,6 +6,7 @@ pictures, so that the chapter's kernel, which begins meanwhile, need not draw th
 says.
 """
 
+import ast
 import base64
 import contextlib
 import hashlib
@@ -43,10 +44,12 @@ def draw(chapter: Chapter) -> None:
     page.show = lambda data, metadata: "image/png" in data and _put(chapter, data, metadata)
     names: dict[str, Any] = {}
     for cell in planning.read_notebook(chapter.source)["cells"]:
-        source, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
-        if cell["cell_type"] == "code" and "answer" not in tags and not any(call in source for call in _TABULATES):
-            exec(source, names)
-            names.update(chapter.parameters if "parameters" in tags else {})
+        # An exercise's answer draws nothing, and imports torch.
+        if cell["cell_type"] == "code" and cell["id"] != "answer":
+            code = ast.parse("".join(cell["source"]))
+            code.body = [line for line in code.body if not ast.unparse(line).startswith(_TABULATES)]
+            exec(compile(code, chapter.stem, "exec"), names)
+            names.update(chapter.parameters if "parameters" in cell["metadata"].get("tags", ()) else {})
 
 
 def _put(chapter: Chapter, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
@@ -66,8 +69,7 @@ def _page(chapter: Chapter) -> Path:
 
 
 if __name__ == "__main__":
-    stem = sys.argv[1]
-    chapter = next(chapter for chapter in planning.plan() if chapter.stem == stem)
+    chapter = next(one for one in planning.plan() if one.stem == sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="kvbook-") as staged:
         os.environ |= execution.environment(chapter, Path(staged), chapter.runs_kept())
         os.chdir(paths.CHAPTERS)
