@@ -280,15 +280,6 @@ def test_control_where_the_link_is_gone_a_question_is_not_answered(page, address
     assert not shared("why is the sky blue", "It is slow")
 
 
-def test_an_old_address_of_a_chapter_leads_to_its_place_with_and_without_javascript(page, plain, address, site):
-    page.goto(address + "chapters/09_bug_or_rounding.html#your-symptom")
-    page.wait_for_url("**/chapters/01_bug_or_rounding.html#your-symptom")
-    plain.goto(address + "chapters/05_static_cache.html")
-    plain.wait_for_url("**/chapters/10_static_cache.html")
-    # A number that another chapter has now is no trap: the names differ.
-    assert (site / "chapters/01_layer_drift.html").read_text("utf-8").count("06_layer_drift.html") > 1
-
-
 def found_by_search(page, address, words):
     """Give the addresses that the site's own search offers, in its order; empty when it says that there are none."""
     page.goto(f"{address}search.html?q={quote(words)}")

@@ -194,7 +194,7 @@ def test_a_build_that_cannot_fetch_the_trained_model_says_so_and_goes_on(monkeyp
     rendered = []
     monkeypatch.setattr(paths, "BUILD", tmp_path / "_build")
     monkeypatch.setattr(planning.packages, "fetch", Mock(side_effect=UserError("no network")))
-    monkeypatch.setattr(planning, "plan", lambda: [Mock(stem="one")])
+    monkeypatch.setattr(planning, "plan", lambda: [Mock(stem="one", why_stale=lambda: None)])
     monkeypatch.setattr("kvreport.site.build.build_html", lambda: rendered.append("html"))
     commands.build(fetch=asked)
     # A chapter by itself is not rendered: where it lies is said.

@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 from urllib.parse import parse_qs
 
 import mini_book
@@ -166,18 +168,19 @@ def test_a_changed_figure_is_on_its_page_before_its_chapter_runs_and_control_an_
     shown = [page(book).find(id="fig-squares").img["src"]]
     for marker, read_again in {"o": False, "s": True}.items():
         mini_book.write(book, figure=mini_book.CODE["figure"].replace('"o"', f'"{marker}"'))
-        preview.draw(planning.Chapter(STEM, "few", {"n": 3}, folders=mini_book.folders(book)))
+        exec(preview.script(planning.Chapter(STEM, "few", {"n": 3}, folders=mini_book.folders(book))), {})
         shown.append(page(book).find(id="fig-squares").img["src"])
         assert (book / "_build/html/chapters" / shown[-1]).resolve().is_file()
         # Whoever takes the edit back finds the old figure after the next build.
         assert (book / f"_build/.doctrees/chapters/{STEM}.doctree").exists() != read_again
     assert shown[0] == shown[1] != shown[2]
-    begun, edited = [], SimpleNamespace(stem=STEM, why_stale=lambda: "edited", runs_kept=lambda: {"one": "a run"})
-    measured_anew = SimpleNamespace(**vars(edited) | {"runs_kept": lambda: None})
-    monkeypatch.setattr(preview.subprocess, "Popen", lambda command, **_: begun.append(command[-1]))
-    for chapters in ([edited], [], [edited, edited], [measured_anew]):
-        preview.of(chapters)
-    assert begun == [STEM]
+    edited, begun = Mock(stem=STEM), Mock(return_value=nullcontext())
+    monkeypatch.setattr(preview.subprocess, "Popen", begun)
+    monkeypatch.setattr(preview, "script", lambda chapter: "")
+    monkeypatch.setattr(preview.execution, "environment", lambda *_: {})
+    for chapters, count in ([edited], 1), ([], 1), ([edited, edited], 1), ([Mock(stem=STEM, runs_kept=dict)], 1):
+        with preview.of(chapters):
+            assert begun.call_count == count
 
 
 def rereading(folder: Path, chapters: tuple[str, ...] = (), **texts: str):

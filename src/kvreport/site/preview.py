@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +28,52 @@ from kvreport.running.planning import Chapter
 _TABULATES = ("page.table(", "page.claims(")
 
 
-def of(chapters: Iterable[Chapter]) -> contextlib.AbstractContextManager[Any]:
-    """Begin to draw a chapter's figures where its rows are still those of its page; end when they are there."""
+@contextlib.contextmanager
+def of(chapters: Iterable[Chapter]) -> Iterator[None]:
+    """Meanwhile, draw a chapter's figures where its rows are still those of its page; end when they are there."""
     stale = [chapter for chapter in chapters if chapter.why_stale()]
-    if len(stale) == 1 and stale[0].runs_kept() and _page(stale[0]).is_file():
-        return subprocess.Popen([sys.executable, "-m", __name__, stale[0].stem], stderr=subprocess.DEVNULL)
-    return contextlib.nullcontext()
+    kept = stale[0].runs_kept() if len(stale) == 1 and _page(stale[0].stem).is_file() else None
+    with contextlib.ExitStack() as begun:
+        if kept:
+            staged = Path(begun.enter_context(tempfile.TemporaryDirectory(prefix="kvbook-")))
+            where = {"env": os.environ | execution.environment(stale[0], staged, kept), "cwd": paths.CHAPTERS}
+            command = [sys.executable, "-c", script(stale[0])]
+            begun.enter_context(subprocess.Popen(command, **where, stderr=subprocess.DEVNULL))
+        yield
 
 
-def draw(chapter: Chapter) -> None:
-    """Run a chapter's cells that draw, and put each picture on its page."""
-    # With matplotlib, for which a build need not wait.
-    from kvreport.publishing import page
-
-    page.show = lambda data, metadata: "image/png" in data and _put(chapter, data, metadata)
-    names: dict[str, Any] = {}
+def script(chapter: Chapter) -> str:
+    """Write a chapter's cells that draw as a program, with its parameters."""
+    lines = [f"from kvreport.site import preview\npreview.put_figures_on_page({chapter.stem!r})"]
     for cell in planning.read_notebook(chapter.source)["cells"]:
         # An exercise's answer draws nothing, and imports torch.
         if cell["cell_type"] == "code" and cell["id"] != "answer":
-            code = ast.parse("".join(cell["source"]))
-            code.body = [line for line in code.body if not ast.unparse(line).startswith(_TABULATES)]
-            exec(compile(code, chapter.stem, "exec"), names)
-            names.update(chapter.parameters if "parameters" in cell["metadata"].get("tags", ()) else {})
+            written = map(ast.unparse, ast.parse("".join(cell["source"])).body)
+            lines += [line for line in written if not line.startswith(_TABULATES)]
+            if "parameters" in cell["metadata"].get("tags", ()):
+                lines += [f"{name} = {value!r}" for name, value in chapter.parameters.items()]
+    return "\n".join(lines)
 
 
-def _put(chapter: Chapter, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
+def put_figures_on_page(stem: str) -> None:
+    """Let this process show figures on a chapter's page, where a kernel would show them in its notebook."""
+    # With matplotlib, for which a build need not wait.
+    from kvreport.publishing import page
+
+    page.show = lambda data, metadata: "image/png" in data and _put(stem, data, metadata)
+
+
+def _put(stem: str, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
     """Show a picture in the place of the figure's last one; Sphinx then reads the page again in any case."""
-    picture, file, figure = base64.b64decode(data["image/png"]), _page(chapter), metadata["image/png"]["name"]
+    picture, file, figure = base64.b64decode(data["image/png"]), _page(stem), metadata["image/png"]["name"]
     name, html = f"{hashlib.sha256(picture).hexdigest()}.png", file.read_text("utf-8")
     last = re.search(rf'id="{figure}">\s*<a [^>]*href="\.\./_images/([^"]+)"', html)
     if last and last[1] != name:
-        (paths.BUILD / ".doctrees" / "chapters" / f"{chapter.stem}.doctree").unlink(missing_ok=True)
+        (paths.BUILD / ".doctrees" / "chapters" / f"{stem}.doctree").unlink(missing_ok=True)
         keep(paths.HTML / "_images" / name, picture)
         keep(file, html.replace(last[1], name).encode())
-        print(f"{chapter.stem}: {figure} is on its page, the rest follows", flush=True)
+        print(f"{stem}: {figure} is on its page, the rest follows", flush=True)
 
 
-def _page(chapter: Chapter) -> Path:
-    return paths.HTML / "chapters" / f"{chapter.stem}.html"
-
-
-if __name__ == "__main__":
-    chapter = next(one for one in planning.plan() if one.stem == sys.argv[1])
-    with tempfile.TemporaryDirectory(prefix="kvbook-") as staged:
-        os.environ |= execution.environment(chapter, Path(staged), chapter.runs_kept())
-        os.chdir(paths.CHAPTERS)
-        draw(chapter)
+def _page(stem: str) -> Path:
+    return paths.HTML / "chapters" / f"{stem}.html"

@@ -84,8 +84,7 @@ def past(scratch_loss: pd.DataFrame) -> pd.DataFrame:
     block = int(rows["block"].iloc[0])
 
     def minus(other: str) -> pd.Series:
-        others = table[table["way"] == other].set_index("sample")["nats"]
-        return table["nats"] - table["sample"].map(others)
+        return table["nats"] - table["sample"].map(table[table["way"] == other].set_index("sample")["nats"])
 
     return table.assign(
         gap=minus(WINDOW), change=minus(POSTED), over_refill=minus(refill_name(block)),

@@ -135,8 +135,7 @@ def generate_and_the_loop(greedy_paths: pd.DataFrame) -> pd.DataFrame:
 def mitigated(mitigations: pd.DataFrame) -> pd.DataFrame:
     """Leave out a dtype in which stock shows no drift: there is none to remove."""
     rows = mitigations.assign(identical=mitigations["logits_relative_rms"] == 0)
-    drifts = rows.loc[(rows["variant"] == STOCK) & ~rows["identical"], "dtype"]
-    return rows[rows["dtype"].isin(drifts)]
+    return rows[rows["dtype"].isin(rows.loc[(rows["variant"] == STOCK) & ~rows["identical"], "dtype"])]
 
 
 def mitigations_that_lower_the_drift(mitigated: pd.DataFrame) -> pd.DataFrame:
