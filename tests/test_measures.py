@@ -92,6 +92,7 @@ def test_a_row_without_a_value_is_not_estimated_from_and_none_with_one_gives_no_
     unknown = rows.assign(drift=rows["drift"].where(rows["sample"] > 5), equal=rows["equal"].where(rows["sample"] > 1))
     assert mean("drift")(unknown).value == pytest.approx(9 + 8.5)
     assert share("equal")(unknown).value == 0.1
+    assert estimators.ratio_of_means("drift")(rows, rows.assign(drift=0.0)) is None
     # Nor is a file counted that has no other rows.
     of_half = Found({}, {"drift": run_of(unknown.assign(dtype="bfloat16"))})
     means = replace(EQUAL, estimate=mean("drift"))

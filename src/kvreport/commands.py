@@ -57,8 +57,7 @@ def build(
     except execution.ChapterFailed as error:
         if chapters:
             raise
-        stale = "the site was not rendered; what is in _build/html is from an earlier build"
-        raise UserError(f"{error}; {stale}") from None
+        raise UserError(f"{error}; the site was not rendered; _build/html is from an earlier build") from None
     except KeyboardInterrupt:
         raise UserError("interrupted; what was finished is kept, and the next build goes on from there") from None
 

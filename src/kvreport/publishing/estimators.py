@@ -51,8 +51,9 @@ def geometric_mean(column: str):
 
 
 def ratio_of_means(column: str):
-    """Ratio of two groups' means over the same samples."""
-    return lambda rows, other: estimates.paired_ratio(_paired(rows, other), column, "one", "other")
+    """Ratio of two groups' means over the same samples; there is none over a group of zeros."""
+    fit = estimates.paired_ratio
+    return lambda rows, other: fit(_paired(rows, other), column, "one", "other") if other[column].any() else None
 
 
 def median_of_ratios(column: str):
