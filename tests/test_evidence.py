@@ -118,10 +118,12 @@ def test_a_documents_own_text_stands_once_among_joined_seeds_which_differ_in_not
     assert evidence.joined(runs).about["settings"]["text_lengths"] == [9, 12]
 
 
-def test_each_experiment_is_printed_from_the_first_processor_that_has_it():
-    first, second = {"drift": "first's drift"}, {"drift": "second's drift", "times": "second's times"}
-    assert evidence.printed({"one": first, "two": second}) == {"drift": "first's drift", "times": "second's times"}
-    assert evidence.printed({"two": second, "one": first}) == second
+def test_each_experiment_is_printed_from_the_first_processor_that_has_it_or_the_one_that_is_cited_first(monkeypatch):
+    drift, other, times = (SimpleNamespace(folder=paths.Path(of)) for of in ("drift/one", "drift/two", "times/two"))
+    first, second = {"drift": drift}, {"drift": other, "times": times}
+    assert evidence.printed({"one": first, "two": second}) == {"drift": drift, "times": times}
+    monkeypatch.setattr(evidence, "folders", lambda *_: [other.folder, times.folder, drift.folder])
+    assert evidence.printed({"one": first, "two": second}, "chapter") == second
 
 
 def test_a_wrong_chapter_or_experiment_is_one_line(asked):

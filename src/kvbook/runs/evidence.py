@@ -101,7 +101,7 @@ def _read(folder: str, current: int) -> records.Run:
 def published(chapter: str, revisions: Mapping[str, int]) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
-    The processor that the manifest names first comes first; see `printed`.  What was made there on other texts, or on
+    The processor that the manifest names first comes first.  What was made there on other texts, or on
     another kind of that name, stands by itself, under the processor's name and theirs, after all of the first ones.
     """
     found: dict[str, dict[str, list[records.Run]]] = {}
@@ -123,11 +123,11 @@ def beside_of(processor: str) -> str:
     return next((beside for beside in BESIDE if processor.endswith(f", {beside}")), "")
 
 
-def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]") -> dict[str, records.Run]:
-    """Choose the runs whose numbers are printed: each experiment's on the first processor that has it."""
-    found: dict[str, records.Run] = {}
+def printed(by_processor: "Mapping[str, Mapping[str, records.Run]]", chapter: str = "") -> dict[str, records.Run]:
+    """Choose the runs whose numbers are printed: each experiment's that the chapter cites first, or the first ones."""
+    first, found = {folder.parent.name: folder for folder in reversed(folders(chapter, PUBLISHED))}, {}
     for runs in by_processor.values():
-        found |= {name: run for name, run in runs.items() if name not in found}
+        found |= {name: run for name, run in runs.items() if name not in found or run.folder == first.get(name)}
     return found
 
 

@@ -91,7 +91,7 @@ def _kept(name: str, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> E
 def _published(chapter: str) -> Evaluated:
     module = found_in.measures_of(chapter)
     results = found_in.published(chapter)
-    shown = evidence.printed({name: found.runs for name, found in results.items()})
+    shown = evidence.printed({name: found.runs for name, found in results.items()}, chapter)
     # Where one processor has everything, its tables are not computed a second time.
     printed = next((found for found in results.values() if found.runs == shown), None)
     printed = printed or found_in.of_runs(chapter, shown)

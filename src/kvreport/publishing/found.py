@@ -150,7 +150,7 @@ def published(chapter: str) -> dict[str, Found]:
 
 def printed(chapter: str) -> Found:
     """Read what the book prints: each experiment on the first processor that the manifest names for it."""
-    return of_runs(chapter, evidence.printed(published_runs(chapter)))
+    return of_runs(chapter, evidence.printed(published_runs(chapter), chapter))
 
 
 def behind(each: Iterable[Found], *names: str) -> list[Run]:
