@@ -101,8 +101,8 @@ def _read(folder: str, current: int) -> records.Run:
 def published(chapter: str, revisions: Mapping[str, int]) -> dict[str, dict[str, records.Run]]:
     """Read what a chapter publishes, by processor and experiment; the runs of several seeds are joined.
 
-    The processor that the manifest names first comes first.  What was made there on other texts, or on
-    another kind of that name, stands by itself, under the processor's name and theirs, after all of the first ones.
+    The processor that the manifest names first comes first.  What was made there on other texts, or on another kind of
+    that name, stands by itself, under the processor's name and theirs, after all of the first ones.
     """
     found: dict[str, dict[str, list[records.Run]]] = {}
     for role in (PUBLISHED, *(role for role in BESIDE if role in manifest().get(chapter, {}))):
