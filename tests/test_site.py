@@ -174,13 +174,14 @@ def test_a_changed_figure_is_on_its_page_before_its_chapter_runs_and_control_an_
         # Whoever takes the edit back finds the old figure after the next build.
         assert (book / f"_build/.doctrees/chapters/{STEM}.doctree").exists() != read_again
     assert shown[0] == shown[1] != shown[2]
-    edited, begun = Mock(stem=STEM), Mock(return_value=nullcontext())
+    edited, begun = Mock(stem=STEM, runs_kept=lambda: {"one": "a run"}, left_out=[]), Mock(return_value=nullcontext())
     monkeypatch.setattr(preview.subprocess, "Popen", begun)
-    monkeypatch.setattr(preview, "script", lambda chapter: "")
-    monkeypatch.setattr(preview.execution, "environment", lambda *_: {})
-    for chapters, count in ([edited], 1), ([], 1), ([edited, edited], 1), ([Mock(stem=STEM, runs_kept=dict)], 1):
+    # The last time a cell is no Python.
+    monkeypatch.setattr(preview, "script", Mock(side_effect=["", SyntaxError]))
+    for chapters in ([edited], [], [edited, edited], [Mock(stem=STEM, runs_kept=dict)], [edited]):
         with preview.of(chapters):
-            assert begun.call_count == count
+            assert begun.call_count == 1
+    assert preview.script.call_count == 2
 
 
 def rereading(folder: Path, chapters: tuple[str, ...] = (), **texts: str):

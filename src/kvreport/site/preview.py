@@ -37,8 +37,10 @@ def of(chapters: Iterable[Chapter]) -> Iterator[None]:
         if kept:
             staged = Path(begun.enter_context(tempfile.TemporaryDirectory(prefix="kvbook-")))
             where = {"env": os.environ | execution.environment(stale[0], staged, kept), "cwd": paths.CHAPTERS}
-            command = [sys.executable, "-c", script(stale[0])]
-            begun.enter_context(subprocess.Popen(command, **where, stderr=subprocess.DEVNULL))
+            # What is no Python, the chapter's kernel refuses or understands.
+            with contextlib.suppress(SyntaxError):
+                command = [sys.executable, "-c", script(stale[0])]
+                begun.enter_context(subprocess.Popen(command, **where, stderr=subprocess.DEVNULL))
         yield
 
 
@@ -47,9 +49,9 @@ def script(chapter: Chapter) -> str:
     lines = [f"from kvreport.site import preview\npreview.put_figures_on_page({chapter.stem!r})"]
     for cell in planning.read_notebook(chapter.source)["cells"]:
         # An exercise's answer draws nothing, and imports torch.
-        if cell["cell_type"] == "code" and cell["id"] != "answer":
-            written = map(ast.unparse, ast.parse("".join(cell["source"])).body)
-            lines += [line for line in written if not line.startswith(_TABULATES)]
+        if cell["cell_type"] == "code" and cell.get("id") != "answer":
+            code = ast.parse("".join(cell["source"])).body
+            lines += [line for line in map(ast.unparse, code) if not line.startswith(_TABULATES)]
             if "parameters" in cell["metadata"].get("tags", ()):
                 lines += [f"{name} = {value!r}" for name, value in chapter.parameters.items()]
     return "\n".join(lines)
