@@ -77,6 +77,8 @@ $(RUN):
 		echo "$(PYTHON) cannot make virtual environments: install its venv package" \
 			"(Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@# The pip that comes with an older Python takes five times as long to choose the packages, and works too.
+	@$(PIP) install --quiet --upgrade pip || true
 
 $(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
 	$(PIP) install --no-compile -r requirements.txt

@@ -14,6 +14,7 @@ cache.
 Rows, one a (cache, step), one a (cache, length), and one a (dtype, cache, step): see ``data/README.md``.
 """
 
+import gc
 import itertools
 
 import torch
@@ -94,6 +95,9 @@ def measure_memory(settings: StaticCacheSettings, made_of: Inputs, loaded: loadi
     # Buffers that the longest passes make must not be counted as one cache's.
     for kind in ("none", "static"):
         _generate(model, turns[-1][0], kind)
+    # What there is by now lives on: each measurement looks for garbage first, which takes long among so much.
+    gc.collect()
+    gc.freeze()
     for length, kind in progress.track(turns, label="memory: length and cache"):
         before = memory.peak(lambda: None, device)[1]
         held, peak = memory.peak(lambda length=length, kind=kind: _generate(model, length, kind), device)
@@ -102,6 +106,7 @@ def measure_memory(settings: StaticCacheSettings, made_of: Inputs, loaded: loadi
             "predicted_bytes": 0 if kind == "none" else length * per_token,
             "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
         }
+    gc.unfreeze()
 
 
 def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
