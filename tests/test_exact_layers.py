@@ -33,7 +33,7 @@ TEXT = torch.randint(3, 320, (1, 30), generator=torch.Generator().manual_seed(4)
 @DTYPES
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
 def test_each_way_to_compute_experts_gives_a_token_its_bits(experts, dtype):
-    assert [each for each in verify(mixtral(dtype, experts), TEXT) if each.equal_rows != each.rows] == []
+    assert [each for each in verify(mixtral(dtype, experts), TEXT[:, :17]) if each.equal_rows != each.rows] == []
 
 
 def single_rows_that_differ(shape, dtype):

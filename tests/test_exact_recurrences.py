@@ -10,12 +10,13 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-from kvbook.atlas import LENGTH, columns, configurations
+from kvbook.atlas import columns, configurations
 from kvbook.diagnosis.execution_paths import chunks, steps
 from kvbook.exact import NotInvariant, recurrences, row_invariant
 
 # One of every recurrence that is known, and what keeps a row of the last token.
 KNOWN = ("mamba2", "falcon_h1", "mamba", "zamba", "qwen3_next", "kimi_linear", "minimax", "lfm2", "zaya")
+LENGTH = 15
 IDS = configurations.text(LENGTH)
 
 
