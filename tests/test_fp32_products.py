@@ -180,7 +180,9 @@ def test_control_a_kernel_that_adds_up_otherwise_somewhere_is_not_used(harm, dty
 
 
 @pytest.mark.slow
-def test_it_is_compiled_once_and_then_loaded(own_folder):
+def test_it_is_compiled_once_and_then_loaded(own_folder, monkeypatch):
+    # Optimized as it is elsewhere, it takes seconds.
+    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))
     assert fp32_products.kernel(torch.float32) is not None
     (made,) = own_folder.iterdir()
     before = made.stat().st_mtime_ns
