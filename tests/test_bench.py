@@ -133,7 +133,7 @@ def test_time_is_counted_to_the_innermost_function_and_they_are_left_as_they_wer
 
 
 @pytest.mark.slow
-def test_a_command_is_taken_apart_into_its_imports_its_functions_and_a_small_rest(llama_folder, tmp_path, monkeypatch):
+def test_a_command_is_taken_apart_into_its_imports_its_functions_and_a_small_rest(llama_folder, monkeypatch):
     seconds, done = apart.timed(["check", str(llama_folder)], capture_output=True, text=True)
     assert (done.returncode, "verdict   rounding" in done.stdout) == (0, True)
     parts = read_yaml(apart.TABLE)["check"]
@@ -142,8 +142,8 @@ def test_a_command_is_taken_apart_into_its_imports_its_functions_and_a_small_res
     assert all(taken > 0 for taken in seconds.values())
     assert seconds[apart.REST] < sum(seconds.values()) / 2
     # Control: a command that fails says so, and its time is told all the same.
-    monkeypatch.setattr(apart, "TABLE", tmp_path / "table.yaml")
-    apart.TABLE.write_text("record: {imports: {one: [json]}, calls: {}}")
+    table = {"record": {"imports": {"one": ["json"]}, "calls": {}}}
+    monkeypatch.setattr("kvbook.settings.read_yaml", lambda _: table)
     seconds, done = apart.timed(["record", "nosuch"], capture_output=True, text=True)
     assert (done.returncode, done.stderr.startswith("kvbook: ")) == (2, True)
     assert list(seconds) == ["one", apart.REST]
@@ -160,8 +160,7 @@ def test_the_functions_that_a_command_is_taken_apart_into_are_there():
 def test_a_bench_measures_at_its_own_hour_and_an_interrupted_one_goes_on_after_its_last_part(
     made_up, settings, monkeypatch
 ):
-    done = []
-    row = turns.row("a", "b", [1.0], [1.0])
+    done, row = [], turns.row("a", "b", [1.0], [1.0])
     parts = {"first": lambda settings: done.append("first") or [row], "second": lambda settings: done[3]}
     monkeypatch.setattr(bench, "PARTS", parts)
     with pytest.raises(IndexError):
@@ -200,8 +199,7 @@ def test_the_book_is_built_from_nothing_again_and_with_one_chapter_to_execute(tm
     monkeypatch.setattr(bench.subprocess, "run", build)
     clock = itertools.accumulate((0, 30, 0, 2, 0, 10, 0, 1))
     monkeypatch.setattr(apart.time, "perf_counter", lambda: next(clock))
-    before = sorted(root.rglob("*"))
-    asked = settings.model_copy(update={"book": True, "profile": "few"})
+    before, asked = sorted(root.rglob("*")), settings.model_copy(update={"book": True, "profile": "few"})
     cold, chapter, warm, numbered, rest, one = bench._book(asked)
     assert found_executed == [False, 1, 0]
     assert (cold["seconds"], chapter["seconds"], warm["ratio"], one["ratio"]) == (30, 12, 15, 3)

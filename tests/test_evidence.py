@@ -38,8 +38,7 @@ def asked(data, monkeypatch):
     groups = [{"experiments": ["counting", "timing"], "seeds": [0, 1], "parameters": {"n_samples": 3}}]
 
     def plan(profile):
-        about = planning.About(evidence=groups)
-        values = {"model": "gpt2", "n_samples": 9}
+        about, values = planning.About(evidence=groups), {"model": "gpt2", "n_samples": 9}
         return [SimpleNamespace(name="chapter", package="chapter", about=about, values=lambda: values)]
 
     monkeypatch.setattr(planning, "plan", plan)

@@ -45,8 +45,7 @@ def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are
 
 def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
     assert sum(paths.chunks(ids.shape[1])) == ids.shape[1]
-    full = llama(ids).logits[0]
-    found = dict(paths.ways(llama, ids))
+    full, found = llama(ids).logits[0], dict(paths.ways(llama, ids))
     for way, logits in found.items():
         reference = full[:-1][-len(logits) :] if way == "generate" else full
         assert torch.allclose(logits, reference, atol=1e-4), way
@@ -100,8 +99,7 @@ def test_every_rung_is_measured_and_the_last_one_is_exact(measured):
 
 def test_the_errors_of_the_full_pass_and_of_the_steps_are_told_apart(llama, ids, monkeypatch):
     true = llama(ids, use_cache=False).logits[0].double()
-    sound = paths._score(llama, None, ids, true)
-    fed = paths.fed
+    sound, fed = paths._score(llama, None, ids, true), paths.fed
     monkeypatch.setattr(paths, "fed", lambda *arguments: fed(*arguments) + 1.0)
     harmed = paths._score(llama, None, ids, true)
     assert harmed["error_rms"] == sound["error_rms"] < 1e-3

@@ -90,8 +90,7 @@ def test_what_does_not_fit_is_refused_before_any_memory_is_read(times, x, weight
 @pytest.mark.parametrize("inner", [128, 576, 1536])
 def test_its_error_is_below_that_of_one_sum(times, inner):
     x, weight = operands(16, inner, 192)
-    exact = x.double() @ weight.double()
-    one = torch.zeros(16, 192)
+    exact, one = x.double() @ weight.double(), torch.zeros(16, 192)
     for k in range(inner):
         one = one + x[:, k : k + 1] * weight[k]
     ours, in_turn = ((found - exact).square().mean().sqrt() for found in (times(x, weight, None), one))

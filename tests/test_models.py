@@ -162,14 +162,11 @@ class TestPlacement:
         whole = loading.load(str(llama_folder)).model.state_dict()
         assert all(torch.equal(spread[name], whole[name]) for name in whole)
 
-    @pytest.mark.parametrize(
-        ("gib", "device", "match"),
-        [
-            (9, ONE_GPU, r"needs about 10\.3 GiB and cuda:0 has 10\.0 GiB free"),
-            (1000, GPU, r"needs about 1150\.0 GiB; all GPUs .* have 1\d\d\.0 GiB free"),
-            (9, GPU, "pip install accelerate"),
-        ],
-    )
+    @pytest.mark.parametrize(("gib", "device", "match"), [
+        (9, ONE_GPU, r"needs about 10\.3 GiB and cuda:0 has 10\.0 GiB free"),
+        (1000, GPU, r"needs about 1150\.0 GiB; all GPUs .* have 1\d\d\.0 GiB free"),
+        (9, GPU, "pip install accelerate"),
+    ])
     def test_what_does_not_fit_where_it_may_lie_is_refused(self, gib, device, match, monkeypatch):
         if "accelerate" in match:
             monkeypatch.setitem(sys.modules, "accelerate", None)

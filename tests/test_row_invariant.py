@@ -199,8 +199,7 @@ def test_random_chunks_cache_lengths_batch_mates_and_padding_change_no_bit(case,
     batch = torch.cat([text(length + pad, mates, seed + 1), torch.cat([text(pad, seed=seed + 2), ids], 1)])
     mask, place = left_padded(batch, pad, case[0])
     with torch.inference_mode(), row_invariant():
-        full = model(ids).logits[0]
-        cache = StaticCache(config=model.config, max_cache_len=length + spare)
+        full, cache = model(ids).logits[0], StaticCache(config=model.config, max_cache_len=length + spare)
         parts = torch.cat([model(part, past_key_values=cache).logits[0] for part in ids.split(sizes, 1)])
         assert torch.equal(model(batch, attention_mask=mask, **place).logits[-1, pad:], full)
     assert torch.equal(parts, full)

@@ -1,6 +1,5 @@
 """`kvbook selftest`: every part is tried, a part that fails is one line, and the file tells nobody's name or path."""
 
-import functools
 import json
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -16,10 +15,10 @@ from kvreport.site import running
 
 @pytest.fixture
 def small(monkeypatch, runs):
-    """Keep runs out of this checkout, one small shape, two short texts, and rows of known times where decoding would take a minute."""
+    """Keep runs out of this checkout, one small shape, short texts, and known times where decoding takes minutes."""
     monkeypatch.setattr(selftest, "SHAPES", {"small": ("llama", "untrained")})
-    few = functools.partial(selftest.check.samples_of, n_samples=2, n_tokens=16)
-    monkeypatch.setattr(selftest.check, "samples_of", lambda *arguments, **_more: few(*arguments))
+    texts = selftest.check.samples_of
+    monkeypatch.setattr(selftest.check, "samples_of", lambda *of, **_: texts(*of, n_samples=2, n_tokens=16))
     decoding = SimpleNamespace(name="static_speed", run=lambda asked: SimpleNamespace(rows=made_rows(TIMES)))
     monkeypatch.setattr(selftest.speed, "EXPERIMENT", decoding)
 

@@ -56,8 +56,7 @@ def _longest_docstring(file: Path) -> str:
     documented, nodes = (ast.Module, ast.ClassDef, ast.FunctionDef), [ast.parse(source)]
     for node in nodes:
         # As `ast.walk` goes, but not into expressions, which define nothing and are nearly all that there is.
-        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
-            nodes += getattr(node, part, ())
+        nodes += [to for part in ("body", "handlers", "orelse", "finalbody", "cases") for to in getattr(node, part, ())]
     return max((ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)), key=len)
 
 

@@ -24,7 +24,7 @@ _SECRETS = {
     "a private key": (r"-----BEGIN [A-Z ]*PRIVATE KEY", ("PRIVATE KEY",)),
 }
 # All bytes that are in no mark: a text without them holds each mark that it held, and is searched in half the time.
-_IN_NO_MARK = bytes({*range(256)}.difference("".join(mark for _, marks in _SECRETS.values() for mark in marks).encode()))
+_IN_NO_MARK = bytes({*range(256)}.difference(*(mark.encode() for _, marks in _SECRETS.values() for mark in marks)))
 _ANY_SECRET = re.compile("|".join(form for form, _ in _SECRETS.values()))
 _OWNER_FORMS = {
     "an absolute path": r"(?:^|(?<=[\s\"'=:,(\[]))(?:~[\w-]*/[\w.-]+|/[\w.-]+/[\w./~-]+)",
@@ -63,10 +63,7 @@ def without_secrets(text: str) -> str:
 def owner_in(text: str) -> list[str]:
     """Say what in a text names a person or their machine."""
     found = [f"{kind} ({match[0]})" for kind, form in _OWNER_FORMS.items() if (match := re.search(form, text))]
-    host = socket.gethostname()
-    if len(host) >= _SHORTEST and re.search(rf"\b{re.escape(host)}\b", text):
-        found.append("this machine's name")
-    home = str(Path.home())
-    if home.count("/") > 1 and home in text:
-        found.append("this user's home folder")
-    return found
+    host, home = socket.gethostname(), str(Path.home())
+    is_named = len(host) >= _SHORTEST and re.search(rf"\b{re.escape(host)}\b", text)
+    is_home = home.count("/") > 1 and home in text
+    return found + ["this machine's name"] * bool(is_named) + ["this user's home folder"] * is_home

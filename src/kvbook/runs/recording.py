@@ -124,26 +124,24 @@ def checked(folder: Path) -> About:
         digest = records.rows_digest(folder)
     if digest != about.rows_sha256:
         raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
-    made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}
-    if records.hash_of(about.experiment, made_of) != about.hash:
+    if records.hash_of(about.experiment, {key: content[key] for key in content.keys() - _ENVELOPE}) != about.hash:
         raise UserError(f"{folder}/run.json was edited: what it says made the rows has another hash than the run")
     if about.recorded and _digest(content) != about.recorded.about_sha256:
         raise UserError(f"{folder}/run.json was edited after it was recorded")
-    widths, secrets, environment = [], [], dict(privacy.secrets_of(os.environ))
+    widths, found, environment = [], [], dict(privacy.secrets_of(os.environ))
     with records.open_rows(folder) as file:
         # Whole rows, and many at a time.
         while piece := file.read(1 << 20) + file.readline():
             while piece.count(b'"') % 2 and (more := file.readline()):
                 piece += more
             widths += _widths(piece)
-            secrets += privacy.secrets_in(piece.decode(), environment)
+            # Texts that a model read or wrote may hold a path; a secret they must not hold either.
+            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(piece.decode(), environment)]
     for row, width in enumerate(widths):
         if width != widths[0]:
             raise UserError(f"{folder}/rows.csv: row {row} has {width} fields, the header has {widths[0]}")
     if len(widths) - 1 != about.rows:
         raise UserError(f"{folder}/rows.csv has {len(widths) - 1} rows, and run.json says {about.rows}")
-    # Texts that a model read or wrote may hold a path; a secret they must not hold either.
-    found = [f"{kind} in rows.csv" for kind in secrets]
     for name, value in _strings(content):
         found += [f"{kind} in {name}" for kind in (*privacy.secrets_in(value, environment), *privacy.owner_in(value))]
     if found:
