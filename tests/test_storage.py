@@ -73,7 +73,7 @@ def _compared(model, texts) -> dict[str, storage.Storage]:
 @pytest.mark.parametrize("family", ["falcon", "llama"])
 def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_explain_no_fault(family):
     loaded = loading.load(family, dtype="float32")
-    texts = list(corpus.samples("stdlib", loaded.tokenizer, 3, 24))
+    texts = list(corpus.samples("stdlib", loaded.tokenizer, 2, 16))
     for name in NARROW:
         with pytest.MonkeyPatch.context() as patch:
             keep(patch, NARROW[name])
@@ -168,12 +168,13 @@ def test_a_model_that_returns_no_cache_is_told_so_though_one_is_declared(found_w
 
 
 def test_the_other_paths_of_a_declared_cache_are_intended_and_one_with_a_fault_decides(found_with):
-    found = found_with(NARROW["int8"], cache_dtype="int8", thorough=True)
+    asked_for = {"cache_dtype": "int8", "thorough": True, "dtypes": "fp32,fp64"}
+    found = found_with(NARROW["int8"], **asked_for)
     assert found.verdict == outcome.INTENDED
     verdicts = {path.path: path.verdict for path in found.paths}
     assert (verdicts["chunked prefill"], verdicts["cropped cache"]) == (outcome.INTENDED, outcome.INTENDED)
     with faults.crop_one_short(None):
-        found = found_with(NARROW["int8"], cache_dtype="int8", thorough=True)
+        found = found_with(NARROW["int8"], **asked_for)
     assert (found.verdict, found.path) == ("bug", "cropped cache")
 
 
