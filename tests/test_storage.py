@@ -73,11 +73,12 @@ def _compared(model, texts) -> dict[str, storage.Storage]:
 @pytest.mark.parametrize("family", ["falcon", "llama"])
 def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_explain_no_fault(family):
     loaded = loading.load(family, dtype="float32")
-    texts = list(corpus.samples("stdlib", loaded.tokenizer, 2, 16))
+    texts = list(corpus.samples("stdlib", loaded.tokenizer, 3, 24))
     for name in NARROW:
         with pytest.MonkeyPatch.context() as patch:
             keep(patch, NARROW[name])
-            found = _compared(loaded.model, texts)
+            # Of fewer texts a fault may happen to look like one.
+            found = _compared(loaded.model, texts[:2])
         assert found[name].explains, found[name]
         assert storage.nearest(list(found.values())) is found[name]
     for fault in (faults.offset_forgotten, faults.offset_by_one, faults.mask_off_by_one, faults.one_step_late):
