@@ -231,10 +231,8 @@ def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by
     monkeypatch.setattr(prompts, "opening", lambda: " ".join(("", *prompts.WORDS[:3])))
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
-    verdicts = []
     # The fault shows in the fewer requests of a length that is not whole blocks.
-    for fault, lengths in (("", (16,)), ("positions off by one", (17,))):
+    for fault, length, verdict in (("", 16, "rounding"), ("positions off by one", 17, "fault")):
         with serving.serving(serving.Engine(model, tokenizer, fault=fault)) as server:
-            found = checked(server, lengths, timeout=600)
-            verdicts.append((found.verdict, found.why))
-    assert [verdict for verdict, _ in verdicts] == ["rounding", "fault"], verdicts
+            found = checked(server, (length,), timeout=600)
+        assert found.verdict == verdict, found.why

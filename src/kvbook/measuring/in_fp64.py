@@ -24,9 +24,8 @@ class _NothingNarrow(TorchFunctionMode):
             function, args = torch.Tensor.to, (args[0], torch.float64)
         # Asked at every look at a tensor's shape too, of which a pass has thousands.
         args = [torch.float64 if each is torch.float32 else each for each in args]
-        if not kwargs:
-            return function(*args)
-        return function(*args, **{key: torch.float64 if each is torch.float32 else each for key, each in kwargs.items()})
+        named = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}
+        return function(*args, **named)
 
 
 def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:
