@@ -89,14 +89,14 @@ def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_
 
 
 @pytest.fixture
-def found_with(llama_folder, text_folder, monkeypatch):
+def found_with(family_folders, text_folder, monkeypatch):
     """Return a function that checks a model whose cache keeps what `narrow` makes of keys and values."""
 
     def found(narrow, **asked_for):
         with monkeypatch.context() as patch:
             if narrow:
                 keep(patch, narrow)
-            return check.check(asked(llama_folder, text_folder, **asked_for))
+            return check.check(asked(family_folders["llama"], text_folder, **asked_for))
 
     return found
 
