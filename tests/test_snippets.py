@@ -52,7 +52,8 @@ def everything(kind: str, folder: Path, n_layers: int = 6) -> dict[str, object]:
     return {"name": str(folder / "cut"), "model": model, "tokenizer": tokenizer, "text": TEXT}
 
 
-@pytest.fixture(scope="module", params=[PLAIN, PLAIN_TOO, MIXTURE, NO_PAD])
+# The last is the plain one but for its pad token.
+@pytest.fixture(scope="module", params=[PLAIN_TOO, MIXTURE, NO_PAD])
 def values(request, tmp_path_factory):
     found = everything(request.param, tmp_path_factory.mktemp("snippets"))
     assert (found["tokenizer"].pad_token is None) == (request.param == NO_PAD)
