@@ -77,7 +77,7 @@ def test_on_trained_models_storage_explains_itself_looks_like_itself_and_8_bits_
     for name in NARROW:
         with pytest.MonkeyPatch.context() as patch:
             keep(patch, NARROW[name])
-            # Of fewer texts a fault may happen to look like one.
+            # Two texts are enough for formats; of so few, a fault may happen to look like one.
             found = _compared(loaded.model, texts[:2])
         assert found[name].explains, found[name]
         assert storage.nearest(list(found.values())) is found[name]
