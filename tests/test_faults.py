@@ -58,7 +58,6 @@ def test_what_keeps_results_from_being_written_is_one_line_and_control_another_e
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_a_book_that_cannot_be_written_ends_in_one_line_and_no_page(tmp_path, fault):
     root = mini_book.create(tmp_path / "book")
-    (root / "_build").mkdir()
     done = confined.run(
         [sys.executable, "-m", "kvbook", "build"], disk=root / "_build", size="100k", read_only=fault == "read-only",
         cwd=root, env=mini_book.environment(root), after=f"find '{root / '_build'}' -name '*.html'",
@@ -161,7 +160,7 @@ def test_without_any_network_chapters_run_and_the_book_is_rendered(tmp_path):
         (root / "data" / folder).symlink_to(ROOT / "data" / folder)
     shutil.copy(ROOT / "references.bib", root)
     (root / "index.md").write_text(mini_book.INDEX + "\n```{bibliography}\n```\n")
-    env = mini_book.environment(root, PROFILE="few", HF_HOME=str(tmp_path / "empty"))
+    env = mini_book.environment(root, PROFILE="few", JOBS="1", HF_HOME=str(tmp_path / "empty"))
     env = {name: value for name, value in env.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     done = confined.run([sys.executable, "-m", "kvbook", "build"], network=False, cwd=root, env=env)
     assert done.returncode == 0, done.stdout

