@@ -41,8 +41,8 @@ def _of_one_line(error: UserError, *arguments: object) -> None:
 # Every test that meets such an error holds it to that.
 UserError.__init__ = _of_one_line
 
-# What the published rows give is evaluated once for all workers, source is parsed once, and the trained model unpacked
-# once; they inherit the folder from the process that starts them.
+# What the published rows give is evaluated once for all workers, and the trained model is unpacked once; they inherit
+# the folder from the process that starts them.
 _MADE = [os.environ["KVBOOK_BUILD"]]
 if "KVBOOK_TESTS_SHARED" not in os.environ:
     os.environ["KVBOOK_TESTS_SHARED"] = tempfile.mkdtemp(prefix="kvbook-shared-")
@@ -53,8 +53,7 @@ if "KVBOOK_TESTS_SHARED" not in os.environ:
         shutil.copytree(evaluated, Path(_MADE[1], "statements"))
 SHARED = Path(os.environ["KVBOOK_TESTS_SHARED"])
 (SHARED / "statements").mkdir(exist_ok=True)
-for name in ("statements", "sources.jsonl"):
-    Path(os.environ["KVBOOK_BUILD"], name).symlink_to(SHARED / name)
+Path(os.environ["KVBOOK_BUILD"], "statements").symlink_to(SHARED / "statements")
 
 # Executables that the test at hand has started.
 _started: list[object] = []

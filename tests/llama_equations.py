@@ -4,10 +4,15 @@ In the file, rows of queries and keys stand so that each pair that a position tu
 keeps such pairs half a head apart.  Agreement therefore says that the reader's reordering is right too.
 """
 
+import functools
+
 import numpy as np
 import torch
 from gguf import GGUFReader
 from torch.nn import functional
+
+# To walk through a vocabulary takes seconds; a control asks for the same file again.
+_read = functools.lru_cache(maxsize=1)(GGUFReader)
 
 
 def _halves(blocks, start):
@@ -32,12 +37,13 @@ def numbers(tensor) -> torch.Tensor:
     return torch.from_numpy(values).reshape(shape)
 
 
-def logits(file, ids, *controls: float) -> torch.Tensor:
-    """Return the logits of all tokens: with the file's base of the positions' angles, and with each of the controls."""
-    reader = GGUFReader(file)
+def logits(file, ids, base: float | None = None) -> torch.Tensor:
+    """Return the logits of all tokens; `base` other than the file's is for a control."""
+    reader = _read(file)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     fact = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
     heads, groups = fact["llama.attention.head_count"], fact["llama.attention.head_count_kv"]
+    base = base or fact["llama.rope.freq_base"]
 
     def weight(name):
         return numbers(tensors[f"{name}.weight"])
@@ -45,29 +51,25 @@ def logits(file, ids, *controls: float) -> torch.Tensor:
     def norm(x, name):
         return functional.rms_norm(x, x.shape[-1:], weight(name), fact["llama.attention.layer_norm_rms_epsilon"])
 
-    words = weight("token_embd")
-    x = words[torch.tensor([ids] * (1 + len(controls)))]
-    b, n, size = x.shape
-    width = size // heads
-    bases = torch.tensor([fact["llama.rope.freq_base"], *controls], dtype=torch.float64)[:, None]
-    turns = bases ** (-torch.arange(0, width, 2).double() / width)
-    angles = torch.einsum("n,bw->bnw", torch.arange(n).double(), turns)
-    turn = torch.polar(torch.ones_like(angles), angles)[:, :, None]
+    x = weight("token_embd")[torch.tensor(ids)]
+    n = len(ids)
+    width = x.shape[1] // heads
+    angles = torch.outer(torch.arange(n).double(), base ** (-torch.arange(0, width, 2).double() / width))
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
 
     def turned(x):
-        pairs = torch.view_as_complex(x.reshape(b, n, -1, width // 2, 2))
-        return torch.view_as_real(pairs * turn).reshape(b, n, -1, width)
+        return torch.view_as_real(torch.view_as_complex(x.reshape(n, -1, width // 2, 2)) * turn).reshape(n, -1, width)
 
     hidden_from = torch.full((n, n), float("-inf"), dtype=torch.float64).triu(1)
     for layer in range(fact["llama.block_count"]):
         h = norm(x, f"blk.{layer}.attn_norm")
         q, k, v = (h @ weight(f"blk.{layer}.attn_{part}").T for part in "qkv")
-        q, k, v = turned(q), turned(k), v.reshape(b, n, groups, width)
-        k, v = (part.repeat_interleave(heads // groups, dim=2) for part in (k, v))
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / width**0.5 + hidden_from
-        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).reshape(b, n, -1)
+        q, k, v = turned(q), turned(k), v.reshape(n, groups, width)
+        k, v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / width**0.5 + hidden_from
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(n, -1)
         x = x + mixed @ weight(f"blk.{layer}.attn_output").T
         h = norm(x, f"blk.{layer}.ffn_norm")
         gate, up = (h @ weight(f"blk.{layer}.ffn_{part}").T for part in ("gate", "up"))
         x = x + (functional.silu(gate) * up) @ weight(f"blk.{layer}.ffn_down").T
-    return norm(x, "output_norm") @ (weight("output") if "output.weight" in tensors else words).T
+    return norm(x, "output_norm") @ weight("output" if "output.weight" in tensors else "token_embd").T

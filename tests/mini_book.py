@@ -55,10 +55,7 @@ def write(root: Path, **sources: str) -> Path:
 def create(root: Path) -> Path:
     """Write the whole book into `root`."""
     shutil.copytree(BOOK, root, dirs_exist_ok=True)
-    for folder in ("pages", "_build"):
-        (root / folder).mkdir()
-    # What any test has read in the packages' source need not be parsed again.
-    (root / "_build" / "sources.jsonl").symlink_to(Path(os.environ["KVBOOK_TESTS_SHARED"], "sources.jsonl"))
+    (root / "pages").mkdir()
     for name in ("_config.yml", "CITATION.cff", "requirements.txt", "pages/figures.md", "pages/environment.md"):
         shutil.copy(ROOT / name, root / name)
     write(root)

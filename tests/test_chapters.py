@@ -49,9 +49,8 @@ def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(
 @pytest.mark.slow
 def test_a_bad_parameter_ends_papermill_in_one_clear_line_and_leaves_no_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path / "build"))
-    command = [sys.executable, "-m", "papermill", "-k", "python3", "chapters/06_layer_drift.ipynb"]
-    command += [str(tmp_path / "out.ipynb"), "--no-progress-bar", "-p", "n_tokens", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    asked = f"papermill -k python3 chapters/06_layer_drift.ipynb {tmp_path}/out.ipynb --no-progress-bar -p n_tokens 0"
+    done = subprocess.run([sys.executable, "-m", *asked.split()], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("UserError: ")

@@ -58,6 +58,7 @@ def test_what_keeps_results_from_being_written_is_one_line_and_control_another_e
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_a_book_that_cannot_be_written_ends_in_one_line_and_no_page(tmp_path, fault):
     root = mini_book.create(tmp_path / "book")
+    (root / "_build").mkdir()
     done = confined.run(
         [sys.executable, "-m", "kvbook", "build"], disk=root / "_build", size="100k", read_only=fault == "read-only",
         cwd=root, env=mini_book.environment(root), after=f"find '{root / '_build'}' -name '*.html'",

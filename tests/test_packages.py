@@ -31,6 +31,7 @@ of the sunlight. With this energy the plant turns water and carbon dioxide into 
 sugar to grow, and the oxygen is released into the air, where people and animals breathe it. This process is called
 photosynthesis.
 """
+FETCH = [sys.executable, "-m", "kvbook", "models", "fetch"]
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +72,12 @@ def test_it_predicts_an_unseen_text_and_control_not_with_queries_in_the_files_or
 
 def test_its_logits_are_those_of_the_equations_over_the_files_bytes(real):
     ids = real.tokenizer("The capital of France is Paris, and  12 of its bridges are older than 1700.")["input_ids"]
-    expected, control = llama_equations.logits(gguf(), ids, 10_000.0)
+    expected = llama_equations.logits(gguf(), ids)
     in_fp64 = logits_of(loading.load("smollm2", weights="package", dtype="float64").model, ids)
     # The library's norms and rotary tables compute in fp32 whatever the dtype.
     assert (in_fp64 - expected).abs().max() < 1e-5 * expected.std()
     assert (logits_of(real.model, ids) - expected).abs().max() < 1e-4 * expected.std()
-    assert (in_fp64 - control).abs().max() > 0.1 * expected.std()
+    assert (in_fp64 - llama_equations.logits(gguf(), ids, base=10_000.0)).abs().max() > 0.1 * expected.std()
 
 
 def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_its_chat_template(real):
@@ -191,8 +192,7 @@ def test_another_wheel_or_another_file_in_it_brought_by_a_real_pip(
 def test_a_disk_that_cannot_hold_it_is_seen_beforehand(tmp_path, disk, said):
     (tmp_path / "build").mkdir()
     environment = os.environ | {"KVBOOK_BUILD": str(tmp_path / "build")}
-    command = [sys.executable, "-m", "kvbook", "models", "fetch"]
-    done = confined.run(command, disk=tmp_path / "build", env=environment, **disk)
+    done = confined.run(FETCH, disk=tmp_path / "build", env=environment, **disk)
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1].startswith(f"kvbook: {tmp_path}/build/models {said}")
 
