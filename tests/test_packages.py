@@ -152,8 +152,8 @@ def test_a_family_without_a_package(family):
 
 
 @pytest.mark.parametrize(("variable", "value", "match"), [
-    ("PIP_INDEX_URL", "http://127.0.0.1:9/simple", "pip's index cannot be reached: go online"),
-    ("PIP_PROXY", "http://user:secret@127.0.0.1:9", "the proxy refuses or cannot be reached: set HTTPS_PROXY"),
+    ("PIP_INDEX_URL", "http://127.0.0.1:9/simple", "pip's index, .* cannot be reached: go online"),
+    ("PIP_PROXY", "http://user:secret@127.0.0.1:9", "proxy .*cannot be reached: "),
     ("PIP_NO_INDEX", "1", "cannot be reached, or has no such package"),
 ])
 def test_no_network_no_proxy_no_such_package_as_pip_really_says_it(refused, monkeypatch, variable, value, match):
