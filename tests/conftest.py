@@ -1,5 +1,6 @@
 """What all tests share: results in a folder of their own, and models small enough to be made on the spot."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -67,6 +68,8 @@ def pytest_collection_modifyitems(items):
         if suite_rules.is_slow(item):
             item.add_marker(pytest.mark.slow)
     items[:] = suite_rules.in_order(items)
+    # What has been imported lives until the end: where a test looks for garbage, it need not be looked through.
+    gc.freeze()
 
 
 def pytest_unconfigure():

@@ -41,6 +41,8 @@ def _shrunk(kind: type[PreTrainedConfig], layers: int) -> PreTrainedConfig:
         value = getattr(default, name, None)
         if isinstance(value, PreTrainedConfig):
             given[name] = _shrunk(type(value), layers)
+        elif name == "attention_types":
+            given[name] = [[value[0][0], layers // len(value[0][0])]]
         elif isinstance(value, bool) or not isinstance(value, int):
             continue
         elif name.endswith(("_id", "_index")):
@@ -177,39 +179,46 @@ def _found(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def try_out(name: str) -> dict[str, Any]:
-    """Try an architecture.
+    """Try an architecture in fp64, which tells a wrong cache from rounding.
 
     Returns
     -------
     dict
-        ``wrong``: paths on which fp64 differs by more than rounding.  ``silent``: those of the others on which
-        row-invariant arithmetic differs, with the dtype.  ``causal``: whether what follows changes what came before.
-        ``tried``: paths.  ``compared``: on how many of them row-invariant arithmetic gave logits, in either dtype.
+        ``wrong``: paths that differ by more than rounding.  ``causal``: whether what follows changes what came before.
+        ``tried``: paths.
 
     Raises
     ------
     NotBuilt
         Where these rules make no model.
     """
-    with torch.inference_mode():
+    with torch.inference_mode(), widened(torch.float64):
         model = build(name, torch.float64)
-        with widened(torch.float64):
-            tried = _found(model)
-            full = tried.pop("full")
-            shorter = model(_text()[:, :-4], use_cache=False).logits
-        spread = full.std()
-        causal = bool((full[:, :-4] - shorter).abs().max() < WRONG * spread)
-        wrong = [path for path, logits in tried.items() if not (logits - full).abs().max() < WRONG * spread]
-        silent, compared = [], 0
-        for dtype in (torch.float32, torch.bfloat16):
-            try:
-                model = build(name, dtype)
-            except NotBuilt:
-                continue
+        tried = _found(model)
+        full = tried.pop("full")
+        shorter = model(_text()[:, :-4], use_cache=False).logits
+    limit = WRONG * full.std()
+    causal = bool((full[:, :-4] - shorter).abs().max() < limit)
+    wrong = [path for path, logits in tried.items() if not (logits - full).abs().max() < limit]
+    return {"wrong": wrong, "causal": causal, "tried": sorted(tried)}
+
+
+def under_the_switch(name: str, one: dict[str, Any]) -> dict[str, Any]:
+    """Try an architecture under row-invariant arithmetic, on the paths that `try_out` did not find wrong.
+
+    Returns
+    -------
+    dict
+        ``silent``: paths that differ, with the dtype.  ``compared``: on how many there were logits, in either dtype.
+    """
+    silent, compared = [], 0
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.inference_mode(), suppress(NotBuilt):
+            model = build(name, dtype)
             with row_invariant():
                 found = _found(model)
-            paths = found.keys() & (tried.keys() - set(wrong)) if "full" in found else ()
+            paths = found.keys() & (set(one["tried"]) - set(one["wrong"])) if "full" in found else ()
             compared += len(paths)
             differ = (path for path in paths if not torch.equal(found["full"], found[path]))
             silent += [f"{path}, {str(dtype).removeprefix('torch.')}" for path in differ]
-    return {"wrong": wrong, "silent": silent, "causal": causal, "tried": sorted(tried), "compared": compared}
+    return {"silent": silent, "compared": compared}

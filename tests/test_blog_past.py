@@ -7,7 +7,6 @@ import pytest
 import torch
 from planted import run_of
 from transformers import RobertaForCausalLM
-from transformers.testing_utils import CaptureLogger, LoggingLevel
 from transformers.utils import logging
 
 from kvbook import paths
@@ -50,6 +49,9 @@ def test_a_past_is_returned_where_the_cache_is_on_and_the_model_causal_or_handed
 
 
 def test_the_bidirectional_model_is_built_without_a_remark_and_the_library_is_left_as_it_was(family_folders):
+    # It brings a trainer and more, which takes a second in each worker that only collects this file.
+    from transformers.testing_utils import CaptureLogger, LoggingLevel
+
     roberta = loading.load(str(family_folders["roberta"])).model
     with LoggingLevel(logging.WARNING), CaptureLogger(logging.get_logger()) as ours:
         past_tables.variants(roberta)

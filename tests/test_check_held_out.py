@@ -7,7 +7,7 @@ import pytest
 from small_models import asked
 
 from kvbook.atlas import configurations
-from kvbook.diagnosis import check, faults, outcome
+from kvbook.diagnosis import check, faults, outcome, wrong_pass
 
 # None of them is a family of this book: other norms, windows, chunks, experts, biases, latent attention.
 HELD_OUT = "gemma3_text phi3 gpt_neox opt bloom cohere2 mixtral gpt_oss deepseek_v3 llama4_text"
@@ -32,14 +32,18 @@ def test_a_clean_architecture_gives_no_false_alarm_and_is_decided(folder, text_f
 
 
 @pytest.mark.parametrize("name", INJECTED)
-def test_an_injected_fault_is_found(folder, text_folder, injected, name):
+def test_an_injected_fault_is_found(folder, text_folder, injected, monkeypatch, name):
+    # What is told beside a verdict, and does not change it, takes as long as all else; other files have its tests.
+    monkeypatch.setattr(check._Measured, "_wrong_pass", lambda *_: wrong_pass.UNTOLD)
+    monkeypatch.setattr(check._Measured, "_moves", lambda *_: [])
+
     def inject(model):
         # Without positions to count, or with some of its own, a class cannot have that fault.
         lacks = name.startswith("position") and "position_ids" not in inspect.signature(model.forward).parameters
         return faults.one_step_late(model) if lacks else faults.FAULTS[name].inject(model)
 
     injected(inject)
-    found = check.check(asked(folder, text_folder))
+    found = check.check(asked(folder, text_folder, n_tokens=8))
     assert found.status == outcome.BUG, found.lines
 
 

@@ -102,8 +102,8 @@ def said(run):
     run(*git, "commit", "-qm", "A chapter")
     commands = (
         "build 15_cache_bytes", "run cache_bytes lengths=4,8 model=pythia weights=random", "run token_bytes",
-        "check llama --thorough --dtypes float32 --samples 1 --tokens 8", "atlas llama --rows _build/atlas.jsonl",
-        "evidence cache_bytes",
+        "check llama --thorough --dtypes float32 --samples 1 --tokens 8",
+        "atlas llama --paths-only --rows _build/atlas.jsonl", "evidence cache_bytes",
     )
     asked = "from kvreport.publishing import evaluated\nbook = evaluated.published('cache_bytes')\n"
     told = "print(book['numbers'], book['statements']['as-predicted']['outcome'])\n"

@@ -32,7 +32,7 @@ def measured(family_folders) -> pd.DataFrame:
     for family in CAUSAL:
         for dtype in DTYPES:
             loaded = loading.load(str(family_folders[family]), dtype=dtype)
-            ids = loaded.tokenizer("def f(x):\n    return x + 1\n# What is it? Help.\n")["input_ids"][:24]
+            ids = loaded.tokenizer("def f(x):\n    return x + 1\n# What is it? Help.\n")["input_ids"][:12]
             config = loaded.model.config
             injected = {name: fault.inject for name, fault in faults.FAULTS.items() if fault.applies(config)}
             for name, inject in {CLEAN: nullcontext, faults.SEAM: nullcontext, **injected}.items():

@@ -231,10 +231,10 @@ def test_in_64_bits_products_are_compared_on_numbers_whose_products_are_rounded(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_products_of_any_shape_give_a_row_its_bits(dtype, inner):
     generator = torch.Generator().manual_seed(inner)
-    for columns, biased in itertools.product((1, 4, 5, 8, 33), (False, True)):
-        layer = torch.nn.Linear(inner, columns, biased, dtype=dtype)
-        x = torch.randn(37, inner, generator=generator, dtype=torch.float64).to(dtype)
-        with torch.inference_mode(), row_invariant():
+    with torch.inference_mode(), row_invariant():
+        for columns, biased in itertools.product((1, 4, 5, 8, 33), (False, True)):
+            layer = torch.nn.Linear(inner, columns, biased, dtype=dtype)
+            x = torch.randn(37, inner, generator=generator, dtype=torch.float64).to(dtype)
             whole = layer(x)
             for size in (1, 3):
                 assert torch.equal(torch.cat([layer(part) for part in x.split(size)]), whole), (columns, biased, size)

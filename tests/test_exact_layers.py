@@ -33,7 +33,7 @@ TEXT = torch.randint(3, 320, (1, 30), generator=torch.Generator().manual_seed(4)
 @DTYPES
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
 def test_each_way_to_compute_experts_gives_a_token_its_bits(experts, dtype):
-    assert [each for each in verify(mixtral(dtype, experts), TEXT) if each.equal_rows != each.rows] == []
+    assert [each for each in verify(mixtral(dtype, experts), TEXT[:, :17]) if each.equal_rows != each.rows] == []
 
 
 def single_rows_that_differ(shape, dtype):
@@ -87,8 +87,7 @@ def convolved_alike(layer, x) -> bool:
     """Tell whether each position has the bits that it has without others, and roughly torch's own value."""
     stock = layer(x)
     with row_invariant():
-        whole = layer(x)
-        alone = [layer(x[:1, :, i : i + 4]) for i in range(x.shape[2] - 3)]
+        whole, alone = layer(x), [layer(x[:1, :, i : i + 4]) for i in range(x.shape[2] - 3)]
     assert torch.allclose(whole.float(), stock.float(), atol=1e-5 if x.dtype == torch.float32 else 2e-2)
     return torch.equal(torch.cat(alone, 2), whole[:1])
 

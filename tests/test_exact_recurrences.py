@@ -10,18 +10,18 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-from kvbook.atlas import LENGTH, columns, configurations
+from kvbook.atlas import SHORT, columns, configurations
 from kvbook.diagnosis.execution_paths import chunks, steps
 from kvbook.exact import NotInvariant, recurrences, row_invariant
 
 # One of every recurrence that is known, and what keeps a row of the last token.
 KNOWN = ("mamba2", "falcon_h1", "mamba", "zamba", "qwen3_next", "kimi_linear", "minimax", "lfm2", "zaya")
-IDS = configurations.text(LENGTH)
+IDS = configurations.text(SHORT)
 
 
 def steps_equal_the_text(model) -> bool:
     fed = columns.look_at(model)
-    return torch.equal(fed.in_parts(IDS, steps(LENGTH))[0], fed.full(IDS))
+    return torch.equal(fed.in_parts(IDS, steps(SHORT))[0], fed.full(IDS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -32,9 +32,9 @@ def test_a_prefill_and_single_steps_give_equal_bits_and_stocks_result_but_for_ro
         stock = fed.full(IDS)
         with row_invariant():
             whole = fed.full(IDS)
-            assert torch.equal(fed.in_parts(IDS, steps(LENGTH))[0], whole)
+            assert torch.equal(fed.in_parts(IDS, steps(SHORT))[0], whole)
             if name not in ("mamba", "zamba"):
-                assert torch.equal(fed.in_parts(IDS, chunks(LENGTH))[0], whole)
+                assert torch.equal(fed.in_parts(IDS, chunks(SHORT))[0], whole)
             assert torch.equal(fed.in_batch(IDS), whole)
     if dtype == torch.float32:
         assert torch.allclose(whole, stock, atol=1e-4)

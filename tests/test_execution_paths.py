@@ -35,7 +35,7 @@ def surveyed(model, name):
 
 
 def verified(model, name):
-    found = [each for each in verify(model, IDS) if each.way.startswith(name)]
+    found = [each for each in verify(model, IDS[:, :12]) if each.way.startswith(name)]
     return "bug" if all(each.equal_rows < each.rows for each in found) else "exact"
 
 
@@ -44,7 +44,7 @@ def looped(model, name):
         output = model(ids, past_key_values=state, use_cache=True)
         return output.logits, output.past_key_values
 
-    return {found.path: found.verdict for found in kvbook.check_step(step, IDS).paths}[name]
+    return {found.path: found.verdict for found in kvbook.check_step(step, IDS[:, :12]).paths}[name]
 
 
 TOOLS = {CHECK: checked, THOROUGH: checked_thoroughly, ATLAS: surveyed, VERIFY: verified, LOOP: looped}

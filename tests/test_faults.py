@@ -161,7 +161,7 @@ def test_without_any_network_chapters_run_and_the_book_is_rendered(tmp_path):
         (root / "data" / folder).symlink_to(ROOT / "data" / folder)
     shutil.copy(ROOT / "references.bib", root)
     (root / "index.md").write_text(mini_book.INDEX + "\n```{bibliography}\n```\n")
-    env = mini_book.environment(root, PROFILE="few", HF_HOME=str(tmp_path / "empty"))
+    env = mini_book.environment(root, PROFILE="few", JOBS="1", HF_HOME=str(tmp_path / "empty"))
     env = {name: value for name, value in env.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     done = confined.run([sys.executable, "-m", "kvbook", "build"], network=False, cwd=root, env=env)
     assert done.returncode == 0, done.stdout

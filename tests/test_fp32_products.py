@@ -90,8 +90,7 @@ def test_what_does_not_fit_is_refused_before_any_memory_is_read(times, x, weight
 @pytest.mark.parametrize("inner", [128, 576, 1536])
 def test_its_error_is_below_that_of_one_sum(times, inner):
     x, weight = operands(16, inner, 192)
-    exact = x.double() @ weight.double()
-    one = torch.zeros(16, 192)
+    exact, one = x.double() @ weight.double(), torch.zeros(16, 192)
     for k in range(inner):
         one = one + x[:, k : k + 1] * weight[k]
     ours, in_turn = ((found - exact).square().mean().sqrt() for found in (times(x, weight, None), one))
@@ -180,7 +179,9 @@ def test_control_a_kernel_that_adds_up_otherwise_somewhere_is_not_used(harm, dty
 
 
 @pytest.mark.slow
-def test_it_is_compiled_once_and_then_loaded(own_folder):
+def test_it_is_compiled_once_and_then_loaded(own_folder, monkeypatch):
+    # Optimized as it is elsewhere, it takes seconds.
+    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))
     assert fp32_products.kernel(torch.float32) is not None
     (made,) = own_folder.iterdir()
     before = made.stat().st_mtime_ns

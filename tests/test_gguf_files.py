@@ -63,8 +63,7 @@ def test_a_gguf_file_is_the_model_and_the_tokenizer_that_were_written(file, llam
 
 
 def test_a_quantized_matrix_is_read_too(llama, write):
-    matrix = small_gguf.tensors(llama)["blk.0.attn_v.weight"]
-    kind = gguf.GGMLQuantizationType.Q8_0
+    matrix, kind = small_gguf.tensors(llama)["blk.0.attn_v.weight"], gguf.GGMLQuantizationType.Q8_0
     rounded = gguf.quants.dequantize(gguf.quants.quantize(matrix, kind), kind)
     coarse = write("coarse.gguf", more={"blk.0.attn_v.weight": rounded})
     read = loading.load(str(coarse)).model.model.layers[0].self_attn.v_proj.weight

@@ -29,7 +29,7 @@ import kvbook
 from kvbook.diagnosis import CheckSettings, check
 from kvbook.exact import row_invariant, verify
 
-outcome = check.check(CheckSettings.checked(model="llama", n_samples=1, n_tokens=12, thorough=True))
+outcome = check.check(CheckSettings.checked(model=sys.argv[1], n_samples=1, n_tokens=12, thorough=True))
 small = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=99)).eval().double()
 kvbook.assert_cache_matches(small)
 plain = small.transformer.h[1].attn.forward
@@ -59,12 +59,11 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def seen():
+def seen(llama_folder):
     made = releases.environment(RELEASE, paths.BUILD / "releases")
     # Long enough for a download of 20 MB on a slow line.
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=releases.variables(made), capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", SCRIPT, str(llama_folder)]
+    done = subprocess.run(command, env=releases.variables(made), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (made / "transformers").is_dir()
     assert not (made / "torch").exists(), "the running environment's serves"

@@ -37,8 +37,8 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(folders, text_folder):
     return PromptReuseSettings.checked(
-        model=folders["llama"], second_model=folders["qwen2"], corpus=str(text_folder), n_samples=3, n_prompts=0,
-        n_positions=12, n_new_tokens=4, dtypes=(FP32, BF16),
+        model=folders["llama"], second_model=folders["qwen2"], corpus=str(text_folder), n_samples=2, n_prompts=0,
+        n_positions=12, n_new_tokens=2, dtypes=(FP32, BF16),
     )
 
 

@@ -27,8 +27,7 @@ def make(settings=None, rows=({"x": 1.5, "text": "a, b\nc"}, {"x": 2.5, "text": 
 
 def test_a_recorded_run_lies_under_its_experiment_device_model_and_hash_and_verifies(data):
     run = make()
-    rows = (run.folder / "rows.csv").read_bytes()
-    folder = recording.record(run.folder)
+    rows, folder = (run.folder / "rows.csv").read_bytes(), recording.record(run.folder)
     assert folder == data / "recorded" / "layer_drift" / f"some-cpu-1-thread__llama__{run.hash[:8]}"
     assert gzip.decompress((folder / "rows.csv.gz").read_bytes()) == rows
     assert sorted(file.name for file in folder.iterdir()) == ["rows.csv.gz", "run.json"]

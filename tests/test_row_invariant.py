@@ -53,21 +53,28 @@ CASES = [(family, dtype, attention) for family in CONFIGS for dtype in ("float32
 EACH_CASE = pytest.mark.parametrize(("family", "dtype", "attention"), CASES)
 # transformers' Falcon cannot put ALiBi's bias on a static cache, with or without the switch.
 NO_STATIC = ("falcon, ALiBi",)
-LENGTH = 41
+TWO_KINDS_OF_LAYER = ("gemma2", "gpt_oss")
+# So many single tokens go beyond a window, and beyond each number of keys that a vectorised loop leaves over.
+LENGTH, SINGLE, CHUNKS = 41, 20, [17, 1, 4, 1, 1, 13, 4]
 
 
 @functools.cache
-def model_of(family, dtype, attention="sdpa"):
+def weights_of(family, dtype):
     torch.manual_seed(4)
     config = copy.deepcopy(CONFIGS[family])
-    if dtype == "float16":
-        # The second layer runs what the first one runs, and a processor without products in fp16 takes seconds for it.
+    if dtype == "float16" or family not in TWO_KINDS_OF_LAYER:
+        # A second layer of the same kind runs what the first one runs, and without products in fp16 takes seconds.
         config.num_hidden_layers = 1
-    options = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
-    model = AutoModelForCausalLM.from_config(config, **options).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
     for name, weight in model.named_parameters():
         if "sinks" in name:
             weight.data.normal_()
+    return model
+
+
+def model_of(family, dtype, attention="sdpa"):
+    model = weights_of(family, dtype)
+    model.set_attn_implementation(attention)
     return model
 
 
@@ -105,27 +112,27 @@ def test_however_the_tokens_are_fed_no_bit_differs(family, dtype, attention):
         uncached = model(ids, use_cache=False, output_hidden_states=True)
         states = [uncached.logits, *uncached.hidden_states]
         assert all_equal(states, whole[: len(states)]), "no cache"
-        for sizes in ([LENGTH - 1, 1], [17, 1, 4, 1, 1, 13, 4], [1] * LENGTH):
-            assert all_equal(in_chunks(model, ids, sizes, DynamicCache(config=model.config)), whole), f"dynamic {sizes}"
-            if family not in NO_STATIC:
-                cache = StaticCache(config=model.config, max_cache_len=LENGTH + len(sizes))
-                assert all_equal(in_chunks(model, ids, sizes, cache), whole), f"static {sizes}"
+        # On a static cache a single token meets as many keys wherever it stands.
+        room = StaticCache(config=model.config, max_cache_len=LENGTH + 7)
+        caches = [DynamicCache(config=model.config), DynamicCache(config=model.config) if family in NO_STATIC else room]
+        for sizes, cache in zip(([*[1] * SINGLE, LENGTH - SINGLE - 1, 1], CHUNKS), caches, strict=True):
+            assert all_equal(in_chunks(model, ids, sizes, cache), whole), sizes
 
 
 @EACH_CASE
 def test_company_in_a_batch_and_left_padding_change_no_bit(family, dtype, attention):
     model, ids, pad = model_of(family, dtype, attention), text(LENGTH), 9
-    batch = torch.cat([text(LENGTH + pad, 2), torch.cat([torch.full((1, pad), 2), ids], 1)])
+    batch = torch.cat([text(LENGTH + pad, seed=6), torch.cat([torch.full((1, pad), 2), ids], 1)])
     mask, place = left_padded(batch, pad, family)
     with torch.inference_mode(), row_invariant():
         alone = model(ids).logits[0]
-        assert torch.equal(model(torch.cat([text(LENGTH, 2), ids])).logits[2], alone)
-        assert torch.equal(model(batch, attention_mask=mask, **place).logits[2, pad:], alone)
+        assert torch.equal(model(torch.cat([text(LENGTH, seed=6), ids])).logits[1], alone)
+        assert torch.equal(model(batch, attention_mask=mask, **place).logits[1, pad:], alone)
         # The same with a cache: a prefill of the padded batch, then one step.
         before, last = ({name: x[:, part] for name, x in place.items()} for part in (slice(-1), slice(-1, None)))
         cache = model(batch[:, :-1], attention_mask=mask[:, :-1], use_cache=True, **before).past_key_values
         step = model(batch[:, -1:], attention_mask=mask, past_key_values=cache, **last)
-        assert torch.equal(step.logits[2, -1], alone[-1])
+        assert torch.equal(step.logits[1, -1], alone[-1])
 
 
 # It feeds a prefill and single steps, which the tests above do in every dtype.
@@ -145,13 +152,13 @@ def test_what_generate_scores_is_what_a_full_pass_scores(family, attention):
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_control_the_same_comparison_sees_one_row_that_comes_out_otherwise_than_several(family):
     # Made so: in which dtypes and at how many rows stock models drift is the processor's affair.
-    model, ids = model_of(family, "float32", "eager" if family in EAGER_ONLY else "sdpa"), text(LENGTH)
+    model, ids = model_of(family, "float32", "eager" if family in EAGER_ONLY else "sdpa"), text(9)
     otherwise = model.get_output_embeddings().register_forward_hook(
         lambda _module, _inputs, output: output * (1 + 2.0**-16 * (output.shape[1] == 1))
     )
     with otherwise, torch.inference_mode(), row_invariant():
-        whole = in_chunks(model, ids, [LENGTH], DynamicCache(config=model.config))
-        single = in_chunks(model, ids, [2, *[1] * (LENGTH - 2)], DynamicCache(config=model.config))
+        whole = in_chunks(model, ids, [9], DynamicCache(config=model.config))
+        single = in_chunks(model, ids, [2, *[1] * 7], DynamicCache(config=model.config))
     assert not all_equal(whole, single)
     assert torch.allclose(whole[0], single[0], atol=1e-3), "equal but for rounding: what belongs together is compared"
 
@@ -177,7 +184,7 @@ def test_it_holds_over_the_length_of_a_thousand_tokens(family):
         assert torch.equal(torch.cat(parts, 1), model(ids).logits)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     case=st.sampled_from([c for c in CASES if c[0] not in NO_STATIC and c[1:] != ("float16", "sdpa")]),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), spare=st.integers(0, 700), mates=st.integers(0, 3),
@@ -191,8 +198,7 @@ def test_random_chunks_cache_lengths_batch_mates_and_padding_change_no_bit(case,
     batch = torch.cat([text(length + pad, mates, seed + 1), torch.cat([text(pad, seed=seed + 2), ids], 1)])
     mask, place = left_padded(batch, pad, case[0])
     with torch.inference_mode(), row_invariant():
-        full = model(ids).logits[0]
-        cache = StaticCache(config=model.config, max_cache_len=length + spare)
+        full, cache = model(ids).logits[0], StaticCache(config=model.config, max_cache_len=length + spare)
         parts = torch.cat([model(part, past_key_values=cache).logits[0] for part in ids.split(sizes, 1)])
         assert torch.equal(model(batch, attention_mask=mask, **place).logits[-1, pad:], full)
     assert torch.equal(parts, full)

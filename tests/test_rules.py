@@ -68,10 +68,8 @@ def band(bound: str) -> tuple[float, float]:
 def stands(clause: dict[str, str], estimates: list[Estimate]) -> bool:
     low, high = band(clause["bound"])
     test = {
-        "lies above": lambda e: e.low > high,
-        "lies below": lambda e: e.high < low,
-        "is at least": lambda e: e.low >= high,
-        "is at most": lambda e: e.high <= low,
+        "lies above": lambda e: e.low > high, "lies below": lambda e: e.high < low,
+        "is at least": lambda e: e.low >= high, "is at most": lambda e: e.high <= low,
         "lies inside": lambda e: e.low > low and e.high < high,
         "lies outside": lambda e: e.high < low or e.low > high,
     }[clause["lies"]]

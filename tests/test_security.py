@@ -19,10 +19,8 @@ from kvreport.running import planning
 
 # Canaries: values that look like what they stand for and lead nowhere.
 CANARIES = {
-    "HF_TOKEN": "hf_CanaryCanaryCanaryCanary0001",
-    "AWS_SECRET_ACCESS_KEY": "canary/secret+access0002",
-    "AWS_ACCESS_KEY_ID": "AKIACANARY00000000A3",
-    "AWS_SESSION_TOKEN": "canary-session-0004-canary",
+    "HF_TOKEN": "hf_CanaryCanaryCanaryCanary0001", "AWS_SECRET_ACCESS_KEY": "canary/secret+access0002",
+    "AWS_ACCESS_KEY_ID": "AKIACANARY00000000A3", "AWS_SESSION_TOKEN": "canary-session-0004-canary",
     "DATABASE_URL": "postgresql://jo:canary-password-0005@db.example.org/x",
 }
 
@@ -130,8 +128,7 @@ HARMFUL_CALLS = {
 }
 # Calls that this argument makes safe.
 SAFE_WITH = {
-    "torch.load": ("weights_only", "True"),
-    "yaml.load": ("Loader", "getattr(yaml, 'CSafeLoader', yaml.SafeLoader)"),
+    "torch.load": ("weights_only", "True"), "yaml.load": ("Loader", "getattr(yaml, 'CSafeLoader', yaml.SafeLoader)"),
 }
 
 
@@ -224,8 +221,7 @@ def test_what_a_model_writes_is_shown_on_a_page_and_never_obeyed(made):
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # What each job may do beyond reading the repository.
 ALLOWED = {
-    ("publish.yml", "build"): {"pages": "read"},
-    ("release.yml", "release"): {"contents": "write"},
+    ("publish.yml", "build"): {"pages": "read"}, ("release.yml", "release"): {"contents": "write"},
     ("release.yml", "publish"): {"id-token": "write"},
     ("publish.yml", "deploy"): {"pages": "write", "id-token": "write"},
 }

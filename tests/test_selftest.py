@@ -15,8 +15,10 @@ from kvreport.site import running
 
 @pytest.fixture
 def small(monkeypatch, runs):
-    """Keep runs out of this checkout, one small shape, and rows of known times where decoding would take a minute."""
+    """Keep runs out of this checkout, one small shape, short texts, and known times where decoding takes minutes."""
     monkeypatch.setattr(selftest, "SHAPES", {"small": ("llama", "untrained")})
+    texts = selftest.check.samples_of
+    monkeypatch.setattr(selftest.check, "samples_of", lambda *of, **_: texts(*of, n_samples=2, n_tokens=16))
     decoding = SimpleNamespace(name="static_speed", run=lambda asked: SimpleNamespace(rows=made_rows(TIMES)))
     monkeypatch.setattr(selftest.speed, "EXPERIMENT", decoding)
 

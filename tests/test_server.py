@@ -231,9 +231,8 @@ def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by
     monkeypatch.setattr(prompts, "opening", lambda: " ".join(("", *prompts.WORDS[:3])))
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
-    verdicts = []
-    for fault in ("", "positions off by one"):
+    for fault, verdict in (("", "rounding"), ("positions off by one", "fault")):
         with serving.serving(serving.Engine(model, tokenizer, fault=fault)) as server:
-            found = checked(server, (16,), timeout=600)
-            verdicts.append((found.verdict, found.why))
-    assert [verdict for verdict, _ in verdicts] == ["rounding", "fault"], verdicts
+            # A length that is not whole blocks, whose requests are half as many.
+            found = checked(server, (17,), timeout=600)
+        assert found.verdict == verdict, found.why

@@ -37,18 +37,22 @@ def snippets(page: str) -> list[str]:
 
 def given(snippet: str) -> list[str]:
     """Read from its first line what a snippet takes for granted."""
-    found = re.match(r"# Given: (.*)\n", snippet)
-    return found[1].split(", ") if found else []
+    return re.match(r"# Given: (.*)\n", snippet)[1].split(", ")
 
 
-def everything(kind: str, folder: Path) -> dict[str, object]:
-    """Return all that a snippet may take for granted."""
-    name = checkpoint(kind, folder)
+def everything(kind: str, folder: Path, n_layers: int = 6) -> dict[str, object]:
+    """Return all that a snippet may take for granted; more layers take longer to trace, and show no more."""
+    tokenizer = AutoTokenizer.from_pretrained(name := checkpoint(kind, folder))
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    return {"name": name, "model": model, "tokenizer": AutoTokenizer.from_pretrained(name), "text": TEXT}
+    del next(part for part in model.base_model.children() if isinstance(part, torch.nn.ModuleList))[n_layers:]
+    model.config.num_hidden_layers = min(n_layers, model.config.num_hidden_layers)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "cut")
+    return {"name": str(folder / "cut"), "model": model, "tokenizer": tokenizer, "text": TEXT}
 
 
-@pytest.fixture(scope="module", params=[PLAIN, PLAIN_TOO, MIXTURE, NO_PAD])
+# The last is the plain one but for its pad token.
+@pytest.fixture(scope="module", params=[PLAIN_TOO, MIXTURE, NO_PAD])
 def values(request, tmp_path_factory):
     found = everything(request.param, tmp_path_factory.mktemp("snippets"))
     assert (found["tokenizer"].pad_token is None) == (request.param == NO_PAD)
@@ -57,11 +61,12 @@ def values(request, tmp_path_factory):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Count the graphs that a snippet compiles, and compile none of them to machine code."""
+    """Count the graphs that a snippet compiles, up to four, and compile none of them to machine code."""
     counter = CompileCounter()
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    yield counter
+    with torch._dynamo.config.patch(recompile_limit=4):
+        yield counter
     torch._dynamo.reset()
 
 
@@ -94,7 +99,7 @@ def test_a_snippet_runs_as_it_is_pasted(page, place, code, values, graphs, capsy
     run(code, values)
     printed = capsys.readouterr().out.strip()
     assert bool(printed) == ("print(" in code)
-    assert graphs.frame_count < 8
+    assert graphs.frame_count < 4
     if DRIFT in code:
         assert float(printed) < 1e-7
     if EQUAL in code:
@@ -145,7 +150,7 @@ BROKEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "word", "line", "error"), BROKEN.values(), ids=BROKEN)
 def test_control_a_snippet_without_what_it_needs_fails(kind, word, line, error, tmp_path):
-    code = next(code for _, _, code in SNIPPETS if word in code)
+    code = snippet(word)
     assert line in code
     with pytest.raises(error):
         run(code.replace(line, ""), everything(kind, tmp_path))
@@ -153,17 +158,11 @@ def test_control_a_snippet_without_what_it_needs_fails(kind, word, line, error, 
 
 @pytest.mark.slow
 def test_control_without_its_static_cache_a_compiled_step_is_compiled_over_and_over(graphs, tmp_path):
-    code = next(code for _, _, code in SNIPPETS if "torch.compile" in code)
-    changed = code.replace(
-        "cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + 20)",
-        "from transformers import DynamicCache; cache = DynamicCache(config=model.config)",
-    )
-    assert changed != code
-    values = everything(PLAIN, tmp_path)
-    # More layers take longer to trace, and show no more.
-    values["model"].model.layers, values["model"].config.num_hidden_layers = values["model"].model.layers[:2], 2
-    run(changed, values)
-    assert graphs.frame_count >= 8
+    code = snippet("torch.compile")
+    changed = code.replace("StaticCache", "DynamicCache").replace(", max_cache_len=ids.shape[1] + 20", "")
+    assert ("StaticCache(" in code, "max_cache_len" in changed) == (True, False)
+    run(changed, everything(PLAIN, tmp_path, n_layers=1))
+    assert graphs.frame_count == 4
 
 
 def snippet(word: str) -> str:
@@ -181,9 +180,7 @@ def ids_of(_text: str, return_tensors: str) -> SimpleNamespace:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mamba", "jamba", "falcon_mamba", "zamba"])
 def test_fed_by_the_remedy_a_recurrent_model_gives_the_full_passes_logits_and_in_chunks_it_does_not(name):
-    model = configurations.build(name)
-    full = model(IDS, use_cache=False).logits
-    apart = []
+    full, apart = (model := configurations.build(name))(IDS, use_cache=False).logits, []
     for code in (snippet(RECURRENT), snippet(RECURRENT).replace("*[1] * 8", "8")):
         values = {"model": model, "tokenizer": ids_of, "text": ""}
         exec(code, values)

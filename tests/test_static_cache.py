@@ -2,6 +2,7 @@
 
 import re
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,7 @@ from kvreport.publishing import documents
 from kvreport.publishing import found as found_in
 from kvreport.running import catalogue
 
-IDS = torch.tensor([[5, 17, 200, 31, 8]])
-N_NEW = 8
+IDS, N_NEW = torch.tensor([[5, 17, 200, 31, 8]]), 8
 
 
 def written(model, way: Way, **options) -> list[int]:
@@ -62,6 +62,9 @@ def test_a_loop_that_shows_the_empty_room_to_the_model_is_caught(llama, monkeypa
 def test_one_graph_serves_all_layers_and_writes_the_same_tokens(freshly_compiled, way, monkeypatch):
     # More layers take longer to compile, and show no more.
     monkeypatch.setattr(decoding, "MOST_TOGETHER", 2)
+    if not way.one_row:
+        # Its machine code takes a C++ compiler eight seconds; that of the other way is made, and runs.
+        monkeypatch.setattr(decoding.torch, "compile", partial(torch.compile, backend="aot_eager"))
     before = speed.graphs_compiled()
     assert written(freshly_compiled, way) == generated(freshly_compiled)
     # One for the groups of layers, one for the head; a length that varies may cost one more.
@@ -94,8 +97,7 @@ def test_a_model_of_another_build_is_refused_with_what_to_do_and_decodes_whole(g
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_one_row_product_is_the_product(dtype, bias):
     torch.manual_seed(0)
-    linear = torch.nn.Linear(48, 32, bias=bias).to(dtype)
-    row = torch.randn(1, 1, 48, dtype=dtype)
+    linear, row = torch.nn.Linear(48, 32, bias=bias).to(dtype), torch.randn(1, 1, 48, dtype=dtype)
     with torch.no_grad():
         exact = torch.nn.functional.linear(row.double(), linear.weight.double(), linear.bias.double() if bias else None)
         got = decoding.one_row_linear(linear, row)
@@ -168,8 +170,7 @@ def test_memory_that_asks_for_large_pages_has_them_where_the_system_gives_them()
         return int(re.search(r"AnonHugePages:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text())[1])
 
     switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    given = switch.exists() and "[never]" not in switch.read_text()
-    before = held()
+    given, before = switch.exists() and "[never]" not in switch.read_text(), held()
     kept = large_pages.empty(64 << 20).fill_(1)
     assert kept.data_ptr() % large_pages.PAGE == 0
     assert (held() - before > 16 << 10) == given

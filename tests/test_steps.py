@@ -167,7 +167,7 @@ def test_a_steps_attention_has_the_bits_of_four_queries_on_whole_blocks(dtype, t
     """Of shapes drawn at random; the reference is computed here, head by head."""
     kernels.base(attention_kernel.KERNELS["CPU"], "CPU")
     draw, attended = random.Random(3), 0
-    for seed in range(60):
+    for seed in range(24):
         width, heads, groups = draw.choice((16, 64, 80)), draw.choice((1, 3, 6)), draw.choice((1, 2, 3, 4))
         keys = draw.choice((draw.randint(1, 70), draw.randint(1, 1500)))
         generator, shapes = torch.Generator().manual_seed(seed), ((heads * groups, 1), (heads, keys), (heads, keys))
@@ -184,7 +184,7 @@ def test_a_steps_attention_has_the_bits_of_four_queries_on_whole_blocks(dtype, t
             expected = attention_kernel.kernel(asked[:, head : head + 1].contiguous(), *filled, bias, None)
             same = found[:, head * groups : (head + 1) * groups, 0]
             assert torch.equal(same, expected[:, 0, :groups]), (width, heads, groups, keys)
-    assert attended > 30
+    assert attended > 12
 
 
 def in_turn(left, right):

@@ -13,6 +13,7 @@ from small_models import SMALL, asked
 from kvbook.diagnosis import check, kept_calls, layerwise, probe
 from kvbook.measuring import costs, in_fp64
 from kvbook.models import corpus, loading, sources, streamed
+from kvreport.chapters.bug_or_rounding import symptoms
 from kvreport.chapters.layer_drift import LayerDriftSettings
 from kvreport.running import catalogue
 
@@ -224,6 +225,8 @@ def test_what_a_part_lacks_is_named(made, tmp_path):
 def in_little_memory(monkeypatch):
     """Let models of a few kilobytes be too large, and count how many parts they read."""
     monkeypatch.setattr(costs, "check_streamed", lambda *_asked: None)
+    # Never streamed, it would be measured twice.
+    monkeypatch.setattr(symptoms, "of_the_scratch_model", lambda *_asked: ())
     read, stock = [], streamed.Streamed.holding
     monkeypatch.setattr(streamed.Streamed, "holding", lambda one, part: read.append(part) or stock(one, part))
     return read

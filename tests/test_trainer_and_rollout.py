@@ -119,11 +119,11 @@ def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):
 
 @pytest.mark.slow
 def test_arms_begin_alike_and_a_policy_learns():
-    settings = SETTINGS.model_copy(update={"n_updates": 4})
-    first, second = (policy_gradient.train(settings, 0, named.MATCHED) for _ in range(2))
-    assert first == second
+    settings = {n_updates: SETTINGS.model_copy(update={"n_updates": n_updates}) for n_updates in (4, 2, 1)}
+    first, second = (policy_gradient.train(settings[n_updates], 0, named.MATCHED) for n_updates in (4, 2))
+    faulty = policy_gradient.train(settings[1], 0, named.FAULTY)
+    assert first[:2] == second
     assert first[-1]["reward"] > first[0]["reward"]
-    faulty = policy_gradient.train(settings, 0, named.FAULTY)
     # Matched log-probabilities differ by rounding in fp32; those of the fault are of another token.
     assert first[0]["mean_abs"] < 1e-4 < 0.5 < faulty[0]["mean_abs"]
     assert first[0]["effective_share"] == 1 > faulty[0]["effective_share"]

@@ -40,8 +40,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
 
 
 def test_every_operation_is_in_every_pass_once_and_on_equal_inputs_where_it_is_replayed(results):
-    replayed = results["operation_replay"]
-    text = ["model", "attention", "dtype", "sample", "pass"]
+    replayed, text = results["operation_replay"], ["model", "attention", "dtype", "sample", "pass"]
     assert not replayed.duplicated([*text, "layer", "operation"]).any()
     assert set(replayed["pass"]) == {"last 1", "last 3", ALL, PREFILL, REAL}
     calls = replayed.groupby(text)["calls"].sum().groupby(["model", "attention"])
@@ -225,8 +224,7 @@ def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(llama, gpt2, id
 def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
     wrong = ids.clone()
     wrong[0, 3] += 1
-    reference = full_and_split.full_pass(llama, ids)
-    cache = cached_step.caches(llama, wrong)[rows.FROM_PREFILL]
+    reference, cache = full_and_split.full_pass(llama, ids), cached_step.caches(llama, wrong)[rows.FROM_PREFILL]
     among, alone = (cached_step.query(llama, ids, cache, how) for how in (rows.ALL_ROWS, rows.ONE_ROW))
     assert agreement.drift(reference.logits, among.logits).relative_rms > 1e-3
     assert agreement.drift(alone.logits, among.logits).relative_rms < 1e-5

@@ -100,8 +100,7 @@ def holds(times: Kernel, dtype: torch.dtype) -> bool:
             for matrix in (weight.t(), weight.t().contiguous()):
                 if not all(
                     torch.equal(times(x[:rows], matrix[:, :columns], None), alone[:rows, :columns])
-                    for rows in range(1, _ROWS + 1)
-                    for columns in range(1, _COLUMNS + 1)
+                    for rows in range(1, _ROWS + 1) for columns in range(1, _COLUMNS + 1)
                 ):
                     return False
     return True

@@ -16,18 +16,16 @@ from transformers import PreTrainedModel
 from kvbook import older
 
 
-def _wider(argument: Any) -> Any:
-    return torch.float64 if argument is torch.float32 else argument
-
-
 class _NothingNarrow(TorchFunctionMode):
     """Answers every request for 32 bits with 64; requests for 16 bits and for integers stay as they are."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None) -> Any:
         if function is torch.Tensor.float:
             function, args = torch.Tensor.to, (args[0], torch.float64)
-        named = {name: _wider(argument) for name, argument in (kwargs or {}).items()}
-        return function(*map(_wider, args), **named)
+        # Asked at every look at a tensor's shape too, of which a pass has thousands.
+        args = [torch.float64 if each is torch.float32 else each for each in args]
+        named = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}
+        return function(*args, **named)
 
 
 def widened(dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -155,7 +155,8 @@ def checked(table: pd.DataFrame, name: str) -> pd.DataFrame:
     if back.any():
         at = _row(table.iloc[1:], back)
         raise UserError(f"{name}: positions must grow within a sequence, and do not at {at}: sort by id and position")
-    return table.assign(logprob=logprob, position=position)
+    as_asked = (table["logprob"].dtype, table["position"].dtype) == (np.float64, np.int64)
+    return table if as_asked else table.assign(logprob=logprob, position=position)
 
 
 def _shown(value: Any) -> str:

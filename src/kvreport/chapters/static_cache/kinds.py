@@ -14,6 +14,7 @@ cache.
 Rows, one a (cache, step), one a (cache, length), and one a (dtype, cache, step): see ``data/README.md``.
 """
 
+import gc
 import itertools
 
 import torch
@@ -63,9 +64,8 @@ def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> R
     for step, (fed, _, _) in enumerate(choosing.written(model, ids, N_STEPS, cache)):
         row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))}
         if cache is None:
-            yield row | {
-                "keys_shape": "", "first_dimension": "", "cached_tokens": 0, "kv_bytes": 0, "predicted_bytes": 0
-            }
+            numbers = dict.fromkeys(("cached_tokens", "kv_bytes", "predicted_bytes"), 0)
+            yield row | {"keys_shape": "", "first_dimension": ""} | numbers
         else:
             keys = cache.layers[0].keys
             yield row | {
@@ -87,21 +87,24 @@ def lengths(settings: StaticCacheSettings) -> tuple[int, ...]:
 def measure_memory(settings: StaticCacheSettings, made_of: Inputs, loaded: loading.Loaded) -> Rows:
     """Count bytes at every length, with each kind of cache."""
     model, device = loaded.model, loaded.model.device
-    per_token = memory.kv_bytes_per_token(model.config, model.dtype)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     limit = made_of["models"][0]["context_length"] or max(lengths(settings))
     turns = list(itertools.product(sorted({min(length, limit) for length in lengths(settings)}), KINDS))
     # Buffers that the longest passes make must not be counted as one cache's.
     for kind in ("none", "static"):
         _generate(model, turns[-1][0], kind)
+    # What there is by now lives on: each measurement looks for garbage first, which takes long among so much.
+    gc.collect()
+    gc.freeze()
     for length, kind in progress.track(turns, label="memory: length and cache"):
         before = memory.peak(lambda: None, device)[1]
         held, peak = memory.peak(lambda length=length, kind=kind: _generate(model, length, kind), device)
         yield {
             "cache": kind, "n_tokens": length, "kv_bytes": held,
-            "predicted_bytes": 0 if kind == "none" else length * per_token,
+            "predicted_bytes": 0 if kind == "none" else length * memory.kv_bytes_per_token(model.config, model.dtype),
             "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
         }
+    gc.unfreeze()
 
 
 def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
@@ -167,8 +170,7 @@ def _write(model: PreTrainedModel, ids: torch.Tensor, way: str, n_new: int) -> R
 
 def work_of_texts(settings: StaticCacheSettings) -> Work:
     """Count the passes of each model in each dtype."""
-    n_new = settings.n_new_tokens
-    return Work(max(1, n_new // 2), n_new, 2 * n_new, _dtypes(settings))
+    return Work(max(1, settings.n_new_tokens // 2), settings.n_new_tokens, 2 * settings.n_new_tokens, _dtypes(settings))
 
 
 TEXTS = Experiment(
