@@ -17,9 +17,10 @@ TEST_READY := $(VENV)/.ready-test
 # pip compiles every file on one core. What may be imported is compiled below on all of them, the rest on its first use.
 # Meanwhile torch's compiler, where there is one, tries out the processor and compiles its own headers, as it does once.
 PIP := $(RUN) -m pip --disable-pip-version-check
+NOT_IMPORTED := /(tests?|testing|onnx|pip|setuptools|debugpy|transformers/models)/
 COMPILE := cd $(VENV)/lib/python*/site-packages && { \
 	../../../bin/python -c 'import torch; torch.compile(lambda x: x + 1)(torch.ones(1))' 2>/dev/null & \
-	../../../bin/python -m compileall -qq -j 0 -x '/(tests?|testing|onnx|transformers/models)/' . ../../../../src; wait; }
+	../../../bin/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' . ../../../../src; wait; }
 # A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. Three
 # workers on two cores, for tests that start processes wait for them; those of test-fast start none, and each worker
 # imports everything anew.
@@ -79,14 +80,16 @@ $(RUN):
 	$(PYTHON) -m venv $(VENV)
 	@# The pip that comes with an older Python takes five times as long to choose the packages, and works too.
 	@$(PIP) install --quiet --upgrade pip || true
+	@# With it here, pip need not install it twice more, where it builds the two packages of this repository.
+	@$(PIP) install --quiet --upgrade setuptools
 
 $(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
-	$(PIP) install --no-compile -r requirements.txt
+	$(PIP) install --no-compile --no-build-isolation -r requirements.txt
 	@$(COMPILE) || true
 	@touch $@
 
 # In one go with what the book needs: pip looks for what fits once, and builds this repository's two packages once.
 $(TEST_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
-	$(PIP) install --no-compile -r requirements.txt -e '.[test]' -e 'src/kvreport[cluster]'
+	$(PIP) install --no-compile --no-build-isolation -r requirements.txt -e '.[test]' -e 'src/kvreport[cluster]'
 	@$(COMPILE) || true
 	@touch $(BOOK_READY) $@

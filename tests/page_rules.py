@@ -23,8 +23,8 @@ SCREEN, MOST_SCREENS = {"width": 390, "height": 844}, 12
 WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 # Those of its rules that colours decide: in a second theme nothing else can come out otherwise.
 OF_COLOURS = ("color-contrast", "link-in-text-block")
-# Judging colours takes nearly all of a page's time, so of texts that are styled alike, as all their ancestors are, one
-# is judged, on the first page that has one. What only another element's lying over or under one of them makes hard to
+# Judging colours takes much of a page's time, so of texts that are written alike, on grounds that are alike, one is
+# judged, on the first page that has one. What only another element's lying over or under one of them makes hard to
 # read is not seen.
 TEXTS_OF_NEW_STYLES = Path(__file__).with_name("texts_of_new_styles.js").read_text("utf-8")
 
