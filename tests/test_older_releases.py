@@ -1,6 +1,6 @@
 """The check, a test's assertion, a loop's check and the switch on transformers 4.57.6, beside this environment's torch.
 
-The environment is made once from the package index, some 20 MB, and kept in `_build`.
+The environment is made from the package index, some 20 MB, once for all tests of this file.
 """
 
 import json
