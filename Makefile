@@ -17,6 +17,9 @@ TEST_READY := $(VENV)/.ready-test
 # pip compiles every file on one core. What may be imported is compiled below on all of them, the rest on its first use.
 # Meanwhile torch's compiler, where there is one, tries out the processor and compiles its own headers, as it does once.
 PIP := $(RUN) -m pip --disable-pip-version-check
+# The pip that comes with an older Python takes five times as long to choose the packages, and works too. With setuptools
+# there, pip need not install it twice more, where it builds the two packages of this repository.
+TOOLS := { $(PIP) install --quiet --upgrade pip || true; } && $(PIP) install --quiet --upgrade setuptools
 NOT_IMPORTED := /(tests?|testing|onnx|pip|setuptools|debugpy|transformers/models)/
 COMPILE := cd $(VENV)/lib/python*/site-packages && { \
 	../../../bin/python -c 'import torch; torch.compile(lambda x: x + 1)(torch.ones(1))' 2>/dev/null & \
@@ -78,18 +81,16 @@ $(RUN):
 		echo "$(PYTHON) cannot make virtual environments: install its venv package" \
 			"(Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@# The pip that comes with an older Python takes five times as long to choose the packages, and works too.
-	@$(PIP) install --quiet --upgrade pip || true
-	@# With it here, pip need not install it twice more, where it builds the two packages of this repository.
-	@$(PIP) install --quiet --upgrade setuptools
 
 $(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
+	@$(TOOLS)
 	$(PIP) install --no-compile --no-build-isolation -r requirements.txt
 	@$(COMPILE) || true
 	@touch $@
 
 # In one go with what the book needs: pip looks for what fits once, and builds this repository's two packages once.
 $(TEST_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
+	@$(TOOLS)
 	$(PIP) install --no-compile --no-build-isolation -r requirements.txt -e '.[test]' -e 'src/kvreport[cluster]'
 	@$(COMPILE) || true
 	@touch $(BOOK_READY) $@
