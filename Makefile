@@ -17,8 +17,8 @@ TEST_READY := $(VENV)/.ready-test
 # pip compiles every file on one core. What may be imported is compiled below on all of them, the rest on its first use.
 # Meanwhile torch's compiler, where there is one, tries out the processor and compiles its own headers, as it does once.
 PIP := $(RUN) -m pip --disable-pip-version-check
-# The pip that comes with an older Python takes five times as long to choose the packages, and works too. With setuptools
-# there, pip need not install it twice more, where it builds the two packages of this repository.
+# The pip that comes with an older Python takes more than twice as long, and works too. With setuptools there, pip need
+# not install it twice more, where it builds the two packages of this repository.
 TOOLS := { $(PIP) install --quiet --upgrade pip || true; } && $(PIP) install --quiet --upgrade setuptools
 NOT_IMPORTED := /(tests?|testing|onnx|pip|setuptools|debugpy|transformers/models)/
 COMPILE := cd $(VENV)/lib/python*/site-packages && { \

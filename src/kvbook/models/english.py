@@ -53,11 +53,9 @@ def _longest_docstring(file: Path) -> str:
     # Most files have no long string that is prose, and are not worth parsing.
     if not any(len(string) >= _LONG and _is_prose(string) for string in source.split('"""')[1::2]):
         return ""
-    documented, nodes = (ast.Module, ast.ClassDef, ast.FunctionDef), [ast.parse(source)]
-    for node in nodes:
-        # As `ast.walk` goes, but not into expressions, which define nothing and are nearly all that there is.
-        nodes += [to for part in ("body", "handlers", "orelse", "finalbody", "cases") for to in getattr(node, part, ())]
-    return max((ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)), key=len)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, documented))
+    return max((ast.get_docstring(node) or "" for node in nodes), key=len)
 
 
 def _is_prose(text: str) -> bool:

@@ -124,41 +124,39 @@ def checked(folder: Path) -> About:
         digest = records.rows_digest(folder)
     if digest != about.rows_sha256:
         raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
-    if records.hash_of(about.experiment, {key: content[key] for key in content.keys() - _ENVELOPE}) != about.hash:
+    made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}
+    if records.hash_of(about.experiment, made_of) != about.hash:
         raise UserError(f"{folder}/run.json was edited: what it says made the rows has another hash than the run")
     if about.recorded and _digest(content) != about.recorded.about_sha256:
         raise UserError(f"{folder}/run.json was edited after it was recorded")
-    widths, found, environment = [], [], dict(privacy.secrets_of(os.environ))
     with records.open_rows(folder) as file:
-        # Whole rows, and many at a time.
-        while piece := file.read(1 << 20) + file.readline():
-            while piece.count(b'"') % 2 and (more := file.readline()):
-                piece += more
-            widths += _widths(piece)
-            # Texts that a model read or wrote may hold a path; a secret they must not hold either.
-            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(piece.decode(), environment)]
+        widths = [len(line) for line in csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))]
     for row, width in enumerate(widths):
         if width != widths[0]:
             raise UserError(f"{folder}/rows.csv: row {row} has {width} fields, the header has {widths[0]}")
     if len(widths) - 1 != about.rows:
         raise UserError(f"{folder}/rows.csv has {len(widths) - 1} rows, and run.json says {about.rows}")
-    for name, value in _strings(content):
-        found += [f"{kind} in {name}" for kind in (*privacy.secrets_in(value, environment), *privacy.owner_in(value))]
-    if found:
-        remedy = "run again without it (a model or corpus by its name or a relative path)"
-        raise UserError(f"{folder} would publish {'; '.join(dict.fromkeys(found))}: {remedy}")
+    _refuse_private(folder, content)
     return about
-
-
-def _widths(lines: bytes) -> list[int]:
-    """Count the fields of each row; where nothing is quoted, each comma ends one."""
-    if b'"' in lines:
-        return [len(row) for row in csv.reader(io.StringIO(lines.decode(), newline=""))]
-    return [line.count(b",") + 1 if line else 0 for line in lines.splitlines()]
 
 
 def _digest(content: dict[str, Any]) -> str:
     return fingerprint.of_values({key: value for key, value in content.items() if key != "recorded"})
+
+
+def _refuse_private(folder: Path, content: dict[str, Any]) -> None:
+    found, environment = [], dict(privacy.secrets_of(os.environ))
+    for name, value in _strings(content):
+        kinds = (*privacy.secrets_in(value, environment), *privacy.owner_in(value))
+        found += [f"{kind} in {name}" for kind in kinds]
+    # Texts that a model read or wrote may hold a path; a secret they must not hold either.
+    with records.open_rows(folder) as file:
+        # Whole lines, and many at a time.
+        while piece := file.read(1 << 20) + file.readline():
+            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(piece.decode(), environment)]
+    if found:
+        remedy = "run again without it (a model or corpus by its name or a relative path)"
+        raise UserError(f"{folder} would publish {'; '.join(dict.fromkeys(found))}: {remedy}")
 
 
 def _strings(value: Any, name: str = "run.json") -> Iterator[tuple[str, str]]:
@@ -226,8 +224,9 @@ def record(folder: Path) -> Path:
 
 def verify() -> tuple[int, list[str]]:
     """Check every recorded run."""
-    faults, folders = [], recorded()
+    faults = []
     by_hash: dict[str, Path] = {}
+    folders = recorded()
     for folder in folders:
         try:
             about = checked(folder)
