@@ -1,6 +1,6 @@
 """What a number was measured on: hardware, versions, threads, commit.
 
-To ask for the commit alone takes no torch.
+To ask for the commit or the processor takes no torch.
 """
 
 import functools
@@ -37,10 +37,12 @@ _INSTRUCTIONS = (
 
 def _processor() -> str:
     """Name the processor, and what the environment lets libraries use of it: less is another kind of processor."""
-    import torch
+    limits = list(_LIMITS)
+    if os.environ.get(_OPENBLAS_LIMIT):
+        import torch
 
-    # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
-    limits = (*_LIMITS, _OPENBLAS_LIMIT) if "BLAS_INFO=open" in torch.__config__.show() else _LIMITS
+        # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
+        limits += [_OPENBLAS_LIMIT] * ("BLAS_INFO=open" in torch.__config__.show())
     model = _first_core(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
     return ", ".join([model, *(f"{name}={os.environ[name]}" for name in limits if os.environ.get(name))])
 
@@ -62,10 +64,8 @@ def _first_core(cpuinfo: str) -> dict[str, str]:
 def identity(cpuinfo: str) -> dict[str, Any]:
     """Read vendor, family, model, stepping and instruction sets from the text of ``/proc/cpuinfo``."""
     core = _first_core(cpuinfo)
-    found: dict[str, Any] = {}
-    for field, names in _IDENTITY.items():
-        said = next((core[name] for name in names if name in core), UNKNOWN)
-        found[field] = int(said) if said.isdecimal() else said
+    said = {field: next((core[name] for name in names if name in core), UNKNOWN) for field, names in _IDENTITY.items()}
+    found: dict[str, Any] = {field: int(of) if of.isdecimal() else of for field, of in said.items()}
     has = set(core.get("flags", core.get("Features", "")).split())
     return found | {"instructions": [name for name in _INSTRUCTIONS if name in has]}
 
@@ -91,17 +91,15 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def device_name(device: str) -> str:
-    """Name the hardware of a torch device string, as its maker does."""
-    import torch
-
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return torch.cuda.get_device_name(torch.device(device))
-    if kind == "cpu":
-        threads = torch.get_num_threads()
-        return f"{_processor()}, {threads} thread{'s' * (threads > 1)}"
-    return device
+def of_processor(threads: int) -> dict[str, Any]:
+    """Describe this machine as one that computes on its processor; without torch, which takes a second to import."""
+    processor = _processor()
+    return {
+        "device": "cpu", "device_name": f"{processor}, {threads} thread{'s' * (threads > 1)}", "processor": processor,
+        "cpu": identity(_cpuinfo()), "threads": threads, "system": platform.system(),
+        "python": platform.python_version(), "kvbook": __version__,
+        **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+    }
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -111,13 +109,12 @@ def describe(device: str) -> dict[str, Any]:
     """
     import torch
 
-    about: dict[str, Any] = {
-        "device": device, "device_name": device_name(device), "processor": _processor(), "cpu": identity(_cpuinfo()),
-        "threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.system(), "python": platform.python_version(), "torch": torch.__version__,
-        # Not by importing it, which takes a second that whoever draws a chapter would wait.
-        "transformers": importlib.metadata.version("transformers"), "kvbook": __version__,
-    }
-    if torch.device(device).type == "cuda":
-        about["cuda"] = torch.version.cuda or UNKNOWN
+    about = of_processor(torch.get_num_threads())
+    about |= {"device": device, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    kind = torch.device(device).type
+    if kind == "cuda":
+        # As its maker names the hardware.
+        about |= {"device_name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda or UNKNOWN}
+    elif kind != "cpu":
+        about["device_name"] = device
     return about

@@ -212,7 +212,7 @@ def _execute(chapter: Chapter, why: str, build: "Build", measured_s: float) -> N
     started, clock = datetime.now(UTC), time.monotonic()
     notebook = _run(chapter, why, build, staged, kept)
     _refuse_secrets(chapter, notebook, staged)
-    # Imports pandas, and below torch: only after the cells, so that none of them has to wait for it.
+    # Imports pandas: only after the cells, so that none of them has to wait for it.
     from kvreport.publishing import published
 
     notebook.metadata["kvbook"] = {
@@ -221,7 +221,7 @@ def _execute(chapter: Chapter, why: str, build: "Build", measured_s: float) -> N
         "started": started.isoformat(timespec="seconds"),
         # With what its experiments took, which were measured first.
         "duration_s": round(time.monotonic() - clock + measured_s, 1),
-        "machine": measured_on or machine.describe(values.get("device", "cpu")),
+        "machine": measured_on or _here(values.get("device", "cpu")),
         "model": values.get("model"), "weights": values.get("weights"),
         # Of the experiments that measure no time; None where they have all that the machine line says.
         "shared_threads": build.threads,
@@ -236,6 +236,11 @@ def _execute(chapter: Chapter, why: str, build: "Build", measured_s: float) -> N
             staged.rename(chapter.figures)
         # Last: a copy in place vouches for the figures, never the other way round.
         chapter.partial.replace(chapter.executed)
+
+
+def _here(device: str) -> dict[str, Any]:
+    """Describe what chapters run on; a processor without torch, for which a build would wait."""
+    return machine.of_processor(cores.as_torch_counts()) if device == "cpu" else machine.describe(device)
 
 
 def _values(chapter: Chapter) -> dict[str, Any]:
