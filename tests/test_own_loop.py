@@ -134,7 +134,8 @@ def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words
 
 
 @pytest.mark.parametrize(("step", "ids", "words"), [
-    (GPT(), [1, 2, 3], "too few to cut"), (lambda ids, state: ("text", state), IDS, "return (logits, state)"),
+    *((GPT(), ids, "6 or more tokens of one text") for ids in ([1, 2, 3], None, [0.5] * 9, np.ones((2, 9), int))),
+    (lambda ids, state: ("text", state), IDS, "return (logits, state)"),
     (lambda ids, _state: torch.zeros(1, ids.shape[1], 9), IDS, "step returned Tensor, not a pair"),
     (lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS, "name dtype="),
 ])

@@ -121,7 +121,7 @@ def sweep(
     if scheduler and slurm:
         raise UserError("a sweep runs in one place: name --scheduler or --slurm, not both")
     if dry_run:
-        typer.echo("\n".join([f"{len(cells)} cells:", *(f"  {cell.label}" for cell in cells)]))
+        typer.echo("\n".join([f"cells: {len(cells)}", *(f"  {cell.label}" for cell in cells)]))
         if not slurm:
             return
     options = Path(slurm) if slurm else None

@@ -79,15 +79,14 @@ def preformatted(texts: Iterable[str]) -> str:
 def write_junit(found: Outcome, to: Path) -> None:
     """Write one test case for each execution path: a bug is a failure, an undecided one an error."""
     suite = ElementTree.Element("testsuite", name=f"kvbook check {found.model}", time=f"{found.seconds:.1f}")
-    counts = {"tests": len(found.paths), "failures": 0, "errors": 0, "skipped": 0}
-    kinds = {"bug": ("failure", "failures"), "undecided": ("error", "errors"), "not supported": ("skipped", "skipped")}
+    tags = {"bug": "failure", "undecided": "error", "not supported": "skipped"}
+    lines = "\n".join(found.lines)
     for each in found.paths:
         case = ElementTree.SubElement(suite, "testcase", classname=found.model, name=each.path)
-        if each.verdict in kinds:
-            tag, counted = kinds[each.verdict]
-            counts[counted] += 1
-            ElementTree.SubElement(case, tag, message=each.detail).text = "\n".join(found.lines)
-    suite.attrib.update({name: str(count) for name, count in counts.items()})
+        if tag := tags.get(each.verdict):
+            ElementTree.SubElement(case, tag, message=each.detail).text = "" if tag == "skipped" else lines
+    counted = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
+    suite.attrib.update({name: str(len(list(suite.iter(tag)))) for name, tag in counted.items()})
     ElementTree.ElementTree(suite).write(to, encoding="utf-8", xml_declaration=True)
 
 

@@ -106,7 +106,8 @@ def check_step(
     Raises
     ------
     UserError
-        When the text is too short, what `step` returns is no logits, or a state of the declared kind cannot be changed.
+        When `ids` are no tokens or too few, what `step` returns is no logits, or a state of the declared kind cannot be
+        changed.
 
     Examples
     --------
@@ -120,8 +121,9 @@ def check_step(
     """
     if isinstance(ids, list | tuple | range):
         ids = torch.tensor([list(ids)])
-    if ids.shape[-1] < _FEWEST:
-        raise UserError(f"{ids.shape[-1]} tokens are too few to cut: give {_FEWEST} or more")
+    are_ids = "int" in str(getattr(ids, "dtype", "")) and ids.shape[:-1] in ((), (1,))
+    if not are_ids or ids.shape[-1] < _FEWEST:
+        raise UserError(f"ids must be {_FEWEST} or more tokens of one text: ints, in a list or of shape (n,) or (1, n)")
     if cache_dtype not in (None, *storage.DECLARABLE):
         raise UserError(f"cache_dtype {cache_dtype!r} is none of {', '.join(storage.DECLARABLE)}")
     with torch.no_grad():

@@ -22,6 +22,6 @@ def check(model: str, prefix: str, rest: str, weights: str = "stand-in") -> tupl
     differ = f"alone the prefix ends with {alone!r}, in the whole text {there!r} stands there"
     return [
         named, f"verdict   bug: tokenizer boundary mismatch at token {shared}: {differ}",
-        f"remedy    keep of the cache the {shared} tokens that both share (kvbook.measuring.caches.reusable),\n"
+        f"remedy    keep what the cache holds before token {shared} (kvbook.measuring.caches.reusable),\n"
         "  or append the rest's own ids to the prefix's ids in both passes",
     ], BUG

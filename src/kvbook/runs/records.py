@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# A text may be long, and Python's reader of CSV refuses fields of more than 131,072 characters by itself.
+csv.field_size_limit(2**31 - 1)
+
 # Sixteen hexadecimal digits: short enough for a folder, long enough never to meet another by chance.
 _HASH_LENGTH = 16
 # Of these, as many name the folder of a recorded run, beside device and model.
@@ -156,8 +159,7 @@ _REMEDIES = {
     errno.EDQUOT: "free some of your quota",
     errno.EFBIG: "raise the limit on the size of files",
     errno.EROFS: "mount it for writing, or name another folder in KVBOOK_BUILD",
-    errno.EACCES: "allow it, or name another folder in KVBOOK_BUILD",
-    errno.EPERM: "allow it, or name another folder in KVBOOK_BUILD",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "allow it, or name another folder in KVBOOK_BUILD"),
 }
 
 

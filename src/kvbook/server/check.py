@@ -79,7 +79,7 @@ def check(
     except client.Unanswered as error:
         if not any("text" in each for each in session.asked):
             raise UserError(f"{server.address} does not answer: {error}") from None
-        failed = f"the server stopped answering after {len(session.asked)} requests ({error})", _AGAIN
+        failed = f"the server stopped answering after request {len(session.asked)} ({error})", _AGAIN
     except client.Refused as error:
         found, failed = [], (f"the server refuses what the check needs: {error}", _LOGPROBS)
     finally:

@@ -49,7 +49,7 @@ class Swept:
         """Say it in a few lines."""
         lines = [f"failed: {label}: {why}" for label, why in self.failures.items()]
         counts = f"({self.made} made now, {self.finished - self.made} found), {len(self.failures)} failed"
-        return "\n".join([*lines, f"{self.finished} cells are finished in {paths.RUNS} {counts}"])
+        return "\n".join([*lines, f"cells finished in {paths.RUNS}: {self.finished} {counts}"])
 
 
 def compute(experiment: str, settings: Mapping[str, Any], source: str, destination: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def make(timed: bool, only: Iterable[str] = ()) -> int:
     held_back = bool(processors.LIMIT.search(machine.describe("cpu")["processor"]))
     asked = [cell for cell in cells(timed, only) if (cell.role == evidence.HELD_BACK) == held_back]
     waiting = [cell for cell in asked if not cell.is_recorded()]
-    progress.note(f"{len(asked)} cells, {len(asked) - len(waiting)} of them recorded for this kind of processor")
+    progress.note(f"cells: {len(asked)}, recorded for this kind of processor: {len(asked) - len(waiting)}")
     if not waiting:
         return 0
     if (commit := machine.commit()).endswith("+"):
