@@ -1,4 +1,5 @@
-# Given: model, whose forward takes (idx, cache, held) and returns (logits, cache)
+# Given: model
+# Its forward takes (idx, cache, held) and returns (logits, cache).
 import torch
 
 
@@ -7,7 +8,8 @@ def generate(model, idx, max_new_tokens, block_size):
     cache, held = None, 0  # held: how many tokens the cache has
     for _ in range(max_new_tokens):
         idx_cond = idx[:, -1:]  # only the new token
-        if held in (0, block_size):  # empty or full: refill, later with half a block
+        # Empty or full: refill, later with half a block.
+        if held in (0, block_size):
             kept = block_size // 2 if held else block_size
             cache, held, idx_cond = None, 0, idx[:, -kept:]
         # in forward: pos = torch.arange(held, held + t, device=idx.device)
