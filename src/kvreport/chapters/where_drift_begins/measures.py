@@ -110,12 +110,8 @@ _ORDERS = Measure(
     "", "", "dtype", "{:.0f}", "all shapes and numbers of rows that were tried", rows="orders", by=("dtype",),
     estimate=total("other"),
 )
-OTHER_ORDER = _ORDERS.alike("products of fewer rows that add up in another order than that of the most rows").where(
-    threads=1
-)
-UNEXPLAINED = _ORDERS.alike(
-    "products whose bits differ in an equal order, or are equal in another", total("unexplained")
-)
+OTHER_ORDER = _ORDERS.alike("products of fewer rows that add in another order than that of the most").where(threads=1)
+UNEXPLAINED = _ORDERS.alike("products of other bits in an equal order, or equal bits in another", total("unexplained"))
 OTHER_BY_THREADS, OTHER_KERNEL_BY_THREADS = (
     _ORDERS.alike(f"products whose {what} changes with the number of threads", total(column), rows="with threads")
     for what, column in (("order", "other"), ("kernel", "kernel"))
@@ -186,16 +182,19 @@ STATEMENTS = {
     "another-kernel-differs-in-other-products": here(OTHER_PRODUCTS, "above", NONE, on=_NO_BF16_INSTRUCTIONS),
     "no-library-reports-linear-in-bf16-held-to-avx2": here(REPORTED.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "no-linear-layer-differs-held-to-avx2": here(MOST_LINEAR.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
-    "order-tells-bits": here(UNEXPLAINED, "at most", NONE, on="Zen 4"),
-    "down-proj-adds-in-another-order": here(OTHER_ORDER.where(dtype="bfloat16", last=True), "above", NONE, on="Zen 4"),
+    "order-tells-bits": here(UNEXPLAINED, "at most", NONE),
+    "down-proj-adds-in-another-order": here(OTHER_ORDER.where(dtype="bfloat16", last=True, rows=1), "above", NONE),
     "others-add-in-one-order": here(OTHER_ORDER.where(dtype="bfloat16", last=False), "at most", NONE, on="Zen 4"),
     "fp16-adds-in-one-order": here(OTHER_ORDER.where(dtype="float16"), "at most", NONE, on="Zen 4"),
+    "others-too-on-intel": here(OTHER_ORDER.where(dtype="bfloat16", last=False, rows=1), "above", NONE, on="Intel"),
+    "one-row-of-fp16-on-intel": here(OTHER_ORDER.where(dtype="float16", rows=1), "above", NONE, on="Intel"),
+    "all-sums-are-shorter-on-intel": here(LONGEST.where(dtype="float32"), "below", _ALIKE, on="Intel"),
     "some-sums-are-shorter-in-fp32": here(SHORTEST.where(dtype="float32"), "below", _ALIKE, on="Zen 4"),
     "some-sums-are-longer-in-fp32": here(LONGEST.where(dtype="float32"), "above", _ALIKE, on="Zen 4"),
     "all-sums-are-longer-in-portable-code": here(SHORTEST.where(dtype="float32"), "above", _ALIKE, on=_PORTABLE),
-    "sums-in-16-bits-keep-small-terms": here(KEPT, "above", Bound(0.9, "ours", "nine in ten", "share"), on="Zen 4"),
-    "threads-change-no-kernel": here(OTHER_KERNEL_BY_THREADS, "at most", NONE, on="Zen 4"),
-    "threads-change-orders-in-fp32": here(OTHER_BY_THREADS.where(dtype="float32"), "above", NONE, on="Zen 4"),
+    "sums-in-16-bits-keep-small-terms": here(KEPT, "above", Bound(0.9, "ours", "nine in ten", "share")),
+    "threads-change-no-kernel": here(OTHER_KERNEL_BY_THREADS, "at most", NONE),
+    "threads-change-orders-in-fp32": here(OTHER_BY_THREADS.where(dtype="float32"), "above", NONE),
     "threads-change-no-order-in-16-bits": here(OTHER_BY_THREADS.where(dtype=_COARSE), "at most", NONE, on="Zen 4"),
     "one-order-held-to-avx2": here(OTHER_ORDER.where(dtype="bfloat16"), "at most", NONE, on=_AVX2),
     "masks-alike": here(MASKED.where(dtype=("float32", "bfloat16")), "at most", NONE),
