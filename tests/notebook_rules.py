@@ -76,9 +76,8 @@ def _thinness(code: list[dict[str, Any]]) -> list[str]:
 
 def _names(code: list[dict[str, Any]]) -> list[str]:
     """Say what the cells take from a module that does not have it: only an execution would meet that."""
-    sources = [_source(cell) for cell in code]
     # Magics and shell commands are a fault of their own, and no Python.
-    trees = [ast.parse(source) for source in sources if not MAGIC.search(source)]
+    trees = [ast.parse(source) for source in map(_source, code) if not MAGIC.search(source)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     named = [(node, alias) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
     imported = {alias.asname or alias.name: f"{node.module}.{alias.name}" for node, alias in named}

@@ -70,8 +70,7 @@ def told(of_t4: dict, tmp_path, monkeypatch) -> dict[str, str]:
 def test_a_token_takes_as_long_as_reading_the_weights_and_what_does_not_fit_is_said_not_to(tmp_path, monkeypatch):
     card = {"memory_gb": 16, "bandwidth_gb_s": 100}
     assert 2 * SMALL.parameters < 1e9 < 2 * LARGE.parameters
-    found = told(card, tmp_path, monkeypatch)
-    assert float(found[SMALL.hub_id]) == round(2 * SMALL.parameters / 100e6, 1)
+    assert float(told(card, tmp_path, monkeypatch)[SMALL.hub_id]) == round(2 * SMALL.parameters / 100e6, 1)
     # Control: at half the bandwidth it takes twice as long, and a smaller card holds no large model.
     slower = told(card | {"bandwidth_gb_s": 50, "memory_gb": 1}, tmp_path, monkeypatch)
     assert float(slower[SMALL.hub_id]) == round(2 * SMALL.parameters / 50e6, 1)

@@ -211,8 +211,7 @@ def test_control_a_softmax_of_torch_that_sums_otherwise_somewhere_is_not_trusted
         return honest(x, *more) * (1 + 2**-22 * OTHERWISE[where](x))
 
     monkeypatch.setattr(pointwise, "base", lambda *_: softmax)
-    holds = pointwise._stock_holds.__wrapped__(torch.float32, torch.get_num_threads())
-    assert holds is (where == "not at all")
+    assert pointwise._stock_holds.__wrapped__(torch.float32, torch.get_num_threads()) is (where == "not at all")
 
 
 # Attention of queries that see keys of their own: windows, chosen keys, heads of unequal widths.

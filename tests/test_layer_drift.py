@@ -33,8 +33,7 @@ def test_rows_hold_every_sample_layer_and_dtype_once(results):
 
 def test_rows_are_what_the_passes_give(results, settings):
     loaded = loading.load(settings.model)
-    sample = next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens))
-    ids = torch.tensor([sample.ids])
+    ids = torch.tensor([next(corpus.samples(settings.corpus, loaded.tokenizer, 1, settings.n_tokens)).ids])
     with torch.inference_mode():
         full, split = full_and_split.full_pass(loaded.model, ids), full_and_split.split_pass(loaded.model, ids)
     row = results["layer_drift"].query("model == 'small-llama' and dtype == 'float32' and sample == 0 and layer == 3")

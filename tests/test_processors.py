@@ -60,8 +60,7 @@ def test_a_device_says_what_is_known_from_notes_alone():
     # Controls: what was recorded, what is not known, and a GPU.
     assert processors.device(machine(EPYC, GENOA)) == "AMD EPYC (Zen 4, avx512_bf16), 2 threads"
     assert processors.device(machine("arm64")) == "arm64, 2 threads"
-    gpu = machine(XEON, AMX) | {"device": "cuda", "device_name": "Some GPU"}
-    assert processors.device(gpu) == "Some GPU"
+    assert processors.device(machine(XEON, AMX) | {"device": "cuda", "device_name": "Some GPU"}) == "Some GPU"
 
 
 def run(processor: str, cpu: dict | None = None, seed: int = 0) -> Run:

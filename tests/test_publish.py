@@ -135,8 +135,7 @@ def test_quoted_text_is_shown_as_itself_and_other_text_is_markup(page, shown):
     quoted = pd.DataFrame({"text": ["<b>*x*</b> {measured}`y`"], "note": ["*x*"]})
     page.table(quoted, "tab-quoted", literal=["text"])
     ((data, metadata),) = shown
-    line = metadata["text/html"]["kvbook_table"]["csv"].splitlines()[1]
-    assert line == "`` <b>*x*</b> {measured}`y` ``,*x*"
+    assert metadata["text/html"]["kvbook_table"]["csv"].splitlines()[1] == "`` <b>*x*</b> {measured}`y` ``,*x*"
     assert "&lt;b&gt;" in data["text/html"]
     assert "<b>" not in data["text/html"]
     assert "no column 'z'" in refusal(page.table, quoted, "tab-quoted", literal=["z"])

@@ -31,8 +31,7 @@ A = pd.DataFrame({
 
 def moved(by: float, seed: int = 0, of: pd.DataFrame = A) -> pd.DataFrame:
     """Return a table with a difference of that size at every token."""
-    noise = np.random.default_rng(seed).normal(0, by, len(of))
-    return of.assign(logprob=np.minimum(of["logprob"] + noise, 0))
+    return of.assign(logprob=np.minimum(of["logprob"] + np.random.default_rng(seed).normal(0, by, len(of)), 0))
 
 
 def written(table: pd.DataFrame, to) -> str:

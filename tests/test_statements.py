@@ -93,8 +93,7 @@ def names_read(folder: Path) -> set[str]:
 @BY_NAME
 def test_sentences_checks_numbers_and_slots_belong_together(chapter):
     module, text = measures_of(chapter.name), text_of(chapter)
-    said = [match["id"] for match in statements.HOLDS.finditer(text)]
-    assert sorted(said) == sorted(module.STATEMENTS)
+    assert sorted(match["id"] for match in statements.HOLDS.finditer(text)) == sorted(module.STATEMENTS)
     slots = [match["key"].partition("@") for match in captions.SLOT.finditer(text)]
     published = evaluated.published(chapter.name)
     assert {key for key, _, _ in slots} <= set(published["numbers"])
