@@ -144,7 +144,6 @@ STATEMENTS = {
     "loss-unchanged": always(DIFFERENCE, "inside", Bound(0.01, "ours", "a hundredth of a nat"), headline=True),
     "divergence-in-fp32": here(KL_RATIO.where(dtype="float32"), "below", _NO_CHANGE),
     "farther-with-portable-code": here(RATIO.where(dtype="float32"), "above", _NO_CHANGE, on=_PORTABLE),
-    "no-farther-held-to-avx2": here(RATIO.where(dtype="float32"), "below", _QUARTER, on="MKL_CBWR=AVX2"),
     "divergence-with-portable-code": here(KL_RATIO.where(dtype="float32"), "above", _NO_CHANGE, on=_PORTABLE),
     "no-worse-prediction": always(LIKELIHOOD, "inside", _TENTH_OF_SQUARE),
     "nothing-in-common": always(COMMON, "below", Bound(_LEAST, "ours", "a tenth")),
