@@ -102,8 +102,9 @@ def config(repository: Repository) -> PretrainedConfig:
 
 
 def first_line(error: BaseException) -> str:
-    """Cut an error's message to its first line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Cut an error's message to its first line, and to the next one where that only announces it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -224,9 +224,7 @@ def load(
 
     # A bar helps while gigabytes are read; for a small model it is a flicker between our own progress lines.
     (logging.disable_progress_bar if needed < _LARGE else logging.enable_progress_bar)()
-    options = lowbit.options(quantization, torch_dtype)
-    if attention is not None:
-        options["attn_implementation"] = attention
+    options = lowbit.options(quantization, torch_dtype) | ({"attn_implementation": attention} if attention else {})
     try:
         with lowbit.every_linear_found(quantization), _open(where, "weights"):
             if where.source in sources.DRAWN:
@@ -268,9 +266,13 @@ def _pretrained(
     def read(device_map: placement.DeviceMap | None) -> PreTrainedModel:
         found, report = _auto(where.config).from_pretrained(
             where.path, revision=where.revision, use_safetensors=True, trust_remote_code=False, device_map=device_map,
-            output_loading_info=True, **{older.DTYPE: dtype}, **options,
+            output_loading_info=True, ignore_mismatched_sizes=True, **{older.DTYPE: dtype}, **options,
         )
-        # transformers draws them at random and goes on; whatever is measured then is no checkpoint's.
+        # Such weights transformers draws at random, and goes on; whatever is measured then is no checkpoint's.
+        # Older releases give names, newer ones shapes with them.
+        if other := sorted(key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]):
+            shapes = f"holds weights of other shapes than its configuration asks for ({other[0]}, {len(other)} in all)"
+            raise UserError(f"{where.path} {shapes}: put the config.json of these weights there")
         sources.refuse_lacking(where.path, sorted(report["missing_keys"]))
         if getattr(where.config, "quantization_config", None):
             # Its products would round as its own bits do, whatever dtype is asked for.

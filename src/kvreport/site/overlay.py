@@ -181,15 +181,12 @@ def csv_table(name: str, caption: str, rows: pd.DataFrame | Iterable[Iterable[ob
     if isinstance(rows, pd.DataFrame):
         rows = [rows.columns, *rows.to_numpy()]
     lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows([_safe(str(field)) for field in row] for row in rows)
+    # A field of several lines could hold any block of MyST, a directive that includes a file for one.
+    safe = ([_BLOCK_START.sub(_escaped, str(field).replace("\n", " ")) for field in row] for row in rows)
+    csv.writer(lines, lineterminator="\n").writerows(safe)
     # One line, whatever the caption's own line breaks: it is the directive's argument.
     head = f"::::{{csv-table}} {' '.join(caption.split())}\n:name: {name}\n:header-rows: 1"
     return f"{head}\n:class: kvbook-table{' kvbook-filter' if filtered else ''}\n\n{lines.getvalue()}::::"
-
-
-def _safe(field: str) -> str:
-    # A field of several lines could hold any block of MyST, a directive that includes a file for one.
-    return _BLOCK_START.sub(_escaped, field.replace("\n", " "))
 
 
 def _escaped(start: re.Match[str]) -> str:
