@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvbook import fingerprint, native
-from kvbook.exact import fp32_products, kernels, rows, verify
+from kvbook.exact import fp32_products, verify
 from kvbook.runs import threads
 
 
@@ -224,14 +224,10 @@ LACKS = {
 
 
 @pytest.mark.parametrize("lack", LACKS)
-def test_where_it_cannot_be_compiled_products_are_as_invariant_without_it(own_folder, tmp_path, monkeypatch, lack):
+def test_where_it_cannot_be_compiled_there_is_none_and_nothing_half_made(own_folder, tmp_path, monkeypatch, lack):
     LACKS[lack](tmp_path, monkeypatch)
     assert fp32_products.kernel(torch.float32) is None
-    kernels.base("aten::mm", "CPU")
-    x, weight = operands(37, 96, 64)
-    whole = rows.product(x, weight)
-    assert all(torch.equal(torch.cat([rows.product(part, weight) for part in x.split(n)]), whole) for n in (1, 3, 16))
-    assert [path for path in own_folder.rglob("*") if path.is_dir()] == [], "nothing half-made is left"
+    assert [path for path in own_folder.rglob("*") if path.is_dir()] == []
 
 
 def test_without_a_compiler_a_model_has_equal_bits_however_it_is_fed(no_compiler, llama, ids):
