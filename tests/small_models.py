@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from kvbook import paths
 from kvbook.diagnosis import CheckSettings
@@ -65,6 +66,13 @@ def configure(folder: Path, **changes) -> None:
     """Change a checkpoint's configuration."""
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), "utf-8")
+
+
+def lose_a_weight(folder: Path) -> None:
+    """Take one matrix out of the second layer of a checkpoint of Llama's build."""
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def asked(model, texts, **changes) -> CheckSettings:

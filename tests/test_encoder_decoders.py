@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 
 from kvbook.diagnosis import check, repro
-from kvbook.models import decoders, loading, standins
+from kvbook.models import decoders, loading
 
 _HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 _LAYERS = {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, **_HEADS}
@@ -26,11 +26,9 @@ CONFIGS = {
 
 
 @pytest.fixture(params=CONFIGS)
-def folder(request, tmp_path, bpe):
+def folder(request, save):
     torch.manual_seed(3)
-    AutoModelForSeq2SeqLM.from_config(CONFIGS[request.param]).save_pretrained(tmp_path)
-    standins.tokenizer_of(bpe, "llama", 64).save_pretrained(tmp_path)
-    return tmp_path
+    return save(AutoModelForSeq2SeqLM.from_config(CONFIGS[request.param]), request.param)
 
 
 def test_the_decoder_of_an_encoder_decoder_is_checked_behind_one_source(folder, text_folder):

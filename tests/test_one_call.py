@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusing import refusal
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from small_models import LLAMAS, SMALL, drawn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from kvbook import native
 from kvbook.measuring import one_call
@@ -77,13 +78,9 @@ def test_control_a_wrong_scale_of_attention_writes_other_tokens(monkeypatch):
     assert share_of_equal(model) < 0.9
 
 
-def qwen2():
-    return Qwen2ForCausalLM(Qwen2Config(hidden_size=48, intermediate_size=80, num_hidden_layers=1, vocab_size=320,
-                                        num_attention_heads=3, num_key_value_heads=3)).bfloat16()
-
-
 @pytest.mark.parametrize("make", [
-    qwen2, lambda: build(torch.float32), lambda: build(attention_bias=True), lambda: build(hidden_act="gelu"),
+    lambda: drawn(0, Qwen2Config(**SMALL, **LLAMAS, num_hidden_layers=1)).bfloat16(),
+    lambda: build(torch.float32), lambda: build(attention_bias=True), lambda: build(hidden_act="gelu"),
     lambda: build(hidden_size=40, num_attention_heads=5),
 ])
 def test_a_model_that_it_is_not_written_for_is_refused(make):

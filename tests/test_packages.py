@@ -3,7 +3,6 @@
 What it computes is held against equations of its own (`llama_equations`), which share nothing with the loader.
 """
 
-import math
 import os
 import re
 import sys
@@ -22,15 +21,6 @@ from kvbook.runs import samples
 from kvbook.settings import TextSettings
 
 PACKAGE = registry.families()["smollm2"].package
-# Written for this test, so in no model's training text.
-HELD_OUT = """\
-How does a plant make its food? Plants need three things: light, water, and carbon dioxide. The roots take up water from
-the soil, and the water moves up through the stem to the leaves. The leaves take in carbon dioxide from the air through
-tiny holes on their underside. Inside the leaf there is a green substance called chlorophyll, which absorbs the energy
-of the sunlight. With this energy the plant turns water and carbon dioxide into sugar and oxygen. The plant uses the
-sugar to grow, and the oxygen is released into the air, where people and animals breathe it. This process is called
-photosynthesis.
-"""
 FETCH = [sys.executable, "-m", "kvbook", "models", "fetch"]
 
 
@@ -55,24 +45,10 @@ def logits_of(model, ids):
         return model(torch.tensor([ids])).logits[0].double()
 
 
-def bits_per_byte(loaded) -> float:
-    ids = loaded.tokenizer(HELD_OUT)["input_ids"]
-    nats = torch.nn.functional.cross_entropy(logits_of(loaded.model, ids)[:-1], torch.tensor(ids[1:]), reduction="sum")
-    return nats.item() / math.log(2) / len(HELD_OUT.encode())
-
-
-def test_it_predicts_an_unseen_text_and_control_not_with_queries_in_the_files_order_of_rows(real):
-    assert bits_per_byte(real) < 1.1
-    unordered = loading.load("smollm2", weights="package")
-    for layer in unordered.model.model.layers:
-        weight = layer.self_attn.q_proj.weight.data
-        weight.copy_(weight.reshape(9, 2, 32, 576).swapaxes(1, 2).reshape(576, 576).clone())
-    assert bits_per_byte(unordered) > 1.1
-
-
-def test_its_logits_are_those_of_the_equations_over_the_files_bytes(real):
+def test_its_logits_are_those_of_the_equations_over_the_files_bytes_which_know_what_comes_next(real):
     ids = real.tokenizer("The capital of France is Paris, and  12 of its bridges are older than 1700.")["input_ids"]
     expected = llama_equations.logits(gguf(), ids)
+    assert real.tokenizer.decode(expected[4].argmax()) == " Paris"
     in_fp64 = logits_of(loading.load("smollm2", weights="package", dtype="float64").model, ids)
     # The library's norms and rotary tables compute in fp32 whatever the dtype.
     assert (in_fp64 - expected).abs().max() < 1e-5 * expected.std()
@@ -86,7 +62,8 @@ def test_its_ids_are_those_of_the_files_vocabulary_with_each_digit_alone_and_its
 
     assert words("x  = 1700") == ["x", "Ġ", "Ġ=", "Ġ", "1", "7", "0", "0"]
     assert words("if  12") == ["if", "ĠĠ", "1", "2"]
-    assert real.tokenizer.decode(real.tokenizer(HELD_OUT)["input_ids"]) == HELD_OUT
+    text = "How does a plant make its food?\n\n  It needs 3 things:\tlight, water, and CO₂.\n"
+    assert real.tokenizer.decode(real.tokenizer(text)["input_ids"]) == text
     asked = [{"role": "user", "content": "Hello"}]
     chat = real.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert chat.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
@@ -146,9 +123,8 @@ def test_not_fetched(empty):
     assert "is not here: run `python -m kvbook models fetch`" in refusal(loading.load, "smollm2", weights="package")
 
 
-@pytest.mark.parametrize("family", ["gpt2", "nosuch"])
-def test_a_family_without_a_package(family):
-    assert f"there is no package for '{family}'; choose model=smollm2" in refusal(packages.fetch, family)
+def test_a_family_without_a_package():
+    assert "there is no package for 'nosuch'; choose model=smollm2" in refusal(packages.fetch, "nosuch")
 
 
 @pytest.mark.parametrize(("variable", "value", "match"), [

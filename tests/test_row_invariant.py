@@ -25,7 +25,6 @@ WINDOW = SMALL | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers
 GPT2 = SMALL | {"n_layer": 2, "n_positions": 1100}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(**GPT2, n_embd=576, n_head=9, initializer_range=0.05),
-    "llama": transformers.LlamaConfig(**LLAMA),
     "smollm2": transformers.LlamaConfig(**LLAMA, num_key_value_heads=3, tie_word_embeddings=True),
     "qwen2": transformers.Qwen2Config(**LLAMA, num_key_value_heads=3),
     "mpt": transformers.MptConfig(

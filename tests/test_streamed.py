@@ -7,8 +7,7 @@ import pytest
 import torch
 import transformers
 from refusing import refusal
-from safetensors.torch import load_file, save_file
-from small_models import SMALL, asked
+from small_models import LLAMAS, SMALL, asked, lose_a_weight
 
 from kvbook.diagnosis import check, kept_calls, layerwise, probe
 from kvbook.measuring import costs, in_fp64
@@ -17,13 +16,11 @@ from kvreport.chapters.bug_or_rounding import symptoms
 from kvreport.chapters.layer_drift import LayerDriftSettings
 from kvreport.running import catalogue
 
-SHAPE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2}
-WIDE = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
+WIDE = {**SMALL, **LLAMAS, "num_hidden_layers": 3, "max_position_embeddings": 64}
 MODELS = {
     "llama": transformers.LlamaConfig(**WIDE, tie_word_embeddings=False),
     "tied and sharded qwen2": transformers.Qwen2Config(**WIDE, tie_word_embeddings=True),
     "gpt2": transformers.GPT2Config(**SMALL, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.2),
-    "falcon": transformers.FalconConfig(**SHAPE, alibi=False, multi_query=True, use_cache=True),
     "mpt, no cache by default": transformers.MptConfig(**SMALL, d_model=32, n_heads=4, n_layers=3, max_seq_len=64),
     "gemma3, a window of 5": transformers.Gemma3TextConfig(**WIDE, head_dim=8, sliding_window=5, layer_types=None),
     "experts": transformers.MixtralConfig(**WIDE, num_local_experts=4),
@@ -165,13 +162,12 @@ def test_early_releases_whose_loader_takes_its_plans_apart_stream_too(made, tmp_
     def of_5_0(model, state_dict, load_config, tp_plan, dtype_plan=None, disk_offload_index=None):
         return of_5_10(model, state_dict, load_config, tp_plan)
 
+    want = in_memory(made, "float32")
     monkeypatch.setattr(
         streamed.checkpoints, "convert_and_load_state_dict_in_model", of_5_0 if release == "5.0" else of_5_10
     )
-    want = in_memory(made, "float32")
     if release == "5.0":
         monkeypatch.delattr(streamed.PreTrainedModel, "_get_dtype_plan")
-    seen.clear()
     assert layer_by_layer(opened(made, ["float32"]), tmp_path)["float32"] == want
     assert seen
 
@@ -188,14 +184,12 @@ def test_the_check_says_the_same_with_and_without_streaming(llama_folder, text_f
     assert told(whole) == told(parts)
 
 
-def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(tmp_path, text_folder, capfd):
+def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(save, text_folder, capfd):
     torch.manual_seed(0)
-    tokenizer = loading.tokenizer("llama")
-    config = transformers.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)
-    loading.from_config(config, torch.float32).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    config = transformers.MambaConfig(vocab_size=320, hidden_size=16, num_hidden_layers=2)
+    folder = save(loading.from_config(config, torch.float32), "mamba")
     given = {"n_samples": 1, "n_tokens": 6, "dtypes": "float32"}
-    whole, parts = (check.check(asked(tmp_path, text_folder, memory=memory, **given)) for memory in (None, "2GB"))
+    whole, parts = (check.check(asked(folder, text_folder, memory=memory, **given)) for memory in (None, "2GB"))
     assert told(whole) == told(parts)
     assert "every call reads all weights (its cache holds " in capfd.readouterr().err
 
@@ -211,11 +205,9 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(llama_folder, text_folde
 
 def test_what_a_part_lacks_is_named(made, tmp_path):
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / "model.safetensors")
-    weights.pop("lm_head.weight")
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    lose_a_weight(tmp_path)
     said = refusal(layer_by_layer, opened(tmp_path, ["float32"]), tmp_path)
-    assert "lacks weights of its language model (lm_head.weight, 1 in all)" in said
+    assert "lacks weights of its language model (model.layers.1.self_attn.q_proj.weight, 1 in all)" in said
 
 
 # Chapters.
