@@ -23,11 +23,6 @@ def by_way(written):
     return rollouts.WAYS.run(SETTINGS).rows
 
 
-@pytest.fixture(scope="module")
-def model():
-    return loading.load("llama", dtype="float32").model
-
-
 def estimate(measure, written, compared):
     (one,) = measure.where(compared=compared)(found_in(written))
     return one.estimate.value
@@ -38,7 +33,8 @@ def found_in(written, **changed):
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 64])
-def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, texts, at_once):
+def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(texts, at_once):
+    model = loading.load("llama", dtype="float32").model
     with torch.inference_mode():
         expected = rollouts.one_pass(model, "x", texts, 8)["x"]
         on_cache = rollouts.cached(model, "x", texts, 8, at_once)["x"]
