@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from kvbook.exact.verification import fed
 from kvreport.chapters.exact_caches import ExactCachesSettings, lengths, measures, paths
 from kvreport.chapters.exact_caches import cost as exact_cost
-from kvreport.chapters.exact_caches.rows import ALL, EXACT, RUNGS, SINGLE
+from kvreport.chapters.exact_caches.rows import ALL, RUNGS, SINGLE
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
 from kvreport.publishing.wording import percent
@@ -32,15 +32,12 @@ def measured(settings, llama):
         return found_in.measured("exact_caches", settings)
 
 
-def test_every_way_is_measured_under_both_arithmetics_and_row_invariant_rows_are_all_equal(measured):
+def test_every_way_is_measured_under_both_arithmetics(measured):
     rows = measured["exact_ways"]
     assert not rows.duplicated(["model", "dtype", "sample", "arithmetic", "way"]).any()
     assert len(rows) == 2 * 2 * 2 * 7
     assert rows.loc[rows["way"] == SINGLE, "rows"].eq(12).all()
     assert rows.loc[rows["way"] == "generate", "rows"].eq(6).all()
-    exact = rows[rows["arithmetic"] == EXACT]
-    assert (exact["equal_rows"] == exact["rows"]).all()
-    assert (exact["max_abs"] == 0).all()
 
 
 def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
@@ -69,14 +66,11 @@ def test_uneven_chunks_make_up_a_text_of_any_length_wherever_they_begin(length):
     assert set(lengths.CHUNKS) <= set().union(*cuts) or length < max(lengths.CHUNKS)
 
 
-def test_long_texts_are_fed_at_every_length_and_thread_count_and_row_invariant_rows_are_all_equal(settings, measured):
+def test_long_texts_are_fed_at_every_length_and_thread_count(settings, measured):
     two = settings.model_copy(update={"lengths": (9, 40)})
     assert [lengths.plan(two, text)[:2] for text in range(4)] == [(9, 1), (40, 1), (9, 2), (40, 2)]
     rows = measured["exact_lengths"]
     assert set(zip(rows["rows"], rows["n_tokens"], rows["threads"], strict=True)) == {(24, 24, 1), (24, 24, 2)}
-    exact = rows[rows["arithmetic"] == EXACT]
-    assert len(exact) == 2 * 3
-    assert (exact["equal_rows"] == exact["rows"]).all()
 
 
 def test_one_row_of_one_chunk_that_differs_in_one_bit_is_counted(llama, ids):
@@ -120,7 +114,7 @@ def test_some_rows_are_not_rounded_to_none_and_most_not_to_all(share, said):
     assert percent(share) == said
 
 
-def test_rows_of_the_real_model_are_counted_apart_from_the_stand_ins(measured):
+def test_row_invariant_rows_are_all_equal_and_those_of_the_real_model_are_counted_apart_from_the_stand_ins(measured):
     def number(role, found):
         return written(f"{role} count", named(measures), found)
 

@@ -98,10 +98,8 @@ def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
 
 
 def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the_page():
-    scores = rows.stand_ins()
-    for bits, outcome in ((scores["model"], "holds"), (9.0, "fails")):
-        planted = Found({"stand ins": lambda bits=bits: scores.assign(model=bits)}, {})
-        assert check(measures.STATEMENTS["stand-ins-have-learnt"], planted).outcome == outcome
+    planted = Found({"stand ins": lambda: rows.stand_ins().assign(model=9.0)}, {})
+    assert check(measures.STATEMENTS["stand-ins-have-learnt"], planted).outcome == "fails"
 
 
 def test_the_prompt_in_the_prose_is_the_runs_own(results):

@@ -122,14 +122,6 @@ def test_a_word_that_the_vocabulary_joins_with_the_stop_leaves_the_model_one_tok
     assert not rows.loc[rows["case"] == CONTINUED, "mismatch"].any()
 
 
-def test_the_common_prefix_restores_the_tokens_in_fp32_and_the_cache_as_it_is_does_not(results):
-    rows = results["continuations"].query("dtype == @FP32")
-    assert rows.loc[rows["way"] == SHARED, "equal"].all()
-    posted = rows[rows["way"] == AS_IS].set_index("case")["equal"]
-    assert posted[CONTINUED].all()
-    assert not posted[JOINED].all()
-
-
 def test_the_common_prefix_with_a_cache_as_long_as_the_prompt_leaves_one_token_to_feed(results):
     whole = results["continuations"].query("case == 'whole prompt'").set_index("way")
     assert (whole.loc[SHARED, "fed_tokens"] == 1).all()

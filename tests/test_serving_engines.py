@@ -147,7 +147,3 @@ def test_control_recorded_answers_whose_reuse_moves_are_called_a_fault(monkeypat
             for one in call["reply"]["choices"][0]["logprobs"]["content"]:
                 one["logprob"] -= 2
     assert replayed(recorded, monkeypatch).verdict == "fault"
-
-
-def test_transformers_serve_tells_no_log_probabilities_so_nothing_can_be_told(monkeypatch):
-    assert replayed(recorded_of("transformers"), monkeypatch).verdict == "cannot tell"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import small_models
 import torch
-from planted import changed, on, published, run_of
+from planted import changed, on, published, run_of, with_rows
 from refusing import refusal
 
 from kvbook.measuring import caches, decoding, large_pages, memory
@@ -95,9 +95,10 @@ def test_a_model_of_another_build_is_refused_with_what_to_do_and_decodes_whole(g
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_one_row_product_is_the_product(dtype, bias):
+@pytest.mark.parametrize("part", [slice(0, 48), slice(4, 52), slice(0, 96, 2)])
+def test_the_one_row_product_is_the_product_also_of_a_part_of_a_tensor(dtype, bias, part):
     torch.manual_seed(0)
-    linear, row = torch.nn.Linear(48, 32, bias=bias).to(dtype), torch.randn(1, 1, 48, dtype=dtype)
+    linear, row = torch.nn.Linear(48, 32, bias=bias).to(dtype), torch.randn(1, 1, 96, dtype=dtype)[..., part]
     with torch.no_grad():
         exact = torch.nn.functional.linear(row.double(), linear.weight.double(), linear.bias.double() if bias else None)
         got = decoding.one_row_linear(linear, row)
@@ -105,13 +106,6 @@ def test_the_one_row_product_is_the_product(dtype, bias):
         assert torch.allclose(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
         linear.weight[0, 0] += 1
         assert not torch.allclose(decoding.one_row_linear(linear, row).double(), exact, rtol=2 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("cut", [slice(4, 12), slice(0, 16, 2)])
-def test_the_one_row_product_of_a_part_of_a_tensor_is_that_parts(cut):
-    module, tensor = torch.nn.Linear(8, 3), torch.randn(1, 1, 16)
-    with torch.inference_mode():
-        assert torch.allclose(decoding.one_row_linear(module, tensor[..., cut]), module(tensor[..., cut]), atol=1e-6)
 
 
 def test_the_one_query_attention_is_the_attention_and_refuses_two_queries():
@@ -195,34 +189,18 @@ def test_the_peak_is_that_of_the_work_alone_even_where_it_reuses_memory_freed_be
 
 # What is made of rows.
 
-ABOUT = {"model": "m", "weights": "random", "dtype": "bfloat16"}
-# Of each way the seconds of a step at the start, and by how much each further one grows.
-TIMES = {
-    ("none", 0, 0): (0.02, 4e-4), ("dynamic", 0, 0): (0.025, 0.0), ("static", 0, 0): (0.025, 0.0),
-    ("none", 1, 0): (0.018, 3e-4), ("dynamic", 1, 0): (0.02, 0.0), ("static", 1, 0): (0.02, 0.0),
-    ("static", 1, 1): (0.01, 0.0), ("static", 1, 1, 1): (0.008, 0.0),
-}
 
-
-def made_rows(seconds=TIMES, generate=(10, 40, 38)) -> pd.DataFrame:
-    """Make five repeats of known times, and of `generate` at so many tokens a second by kind of cache."""
-    rows = [speed._row(Way("none"), 0, chapter_rows.LOAD, 0, 0, 1.5) | {"engine": "", "cache": ""}]
-    for cache, rate in zip(chapter_rows.KINDS, generate, strict=True):
-        for repeat in range(5):
-            row = speed._row(Way(cache), repeat, chapter_rows.WHOLE, 0, 7, 200 / rate * (1 + 0.01 * repeat))
-            rows.append(row | {"engine": chapter_rows.GENERATE, "n_steps": 200})
-    for (cache, compiled, one_row, *pages), (start, slope) in seconds.items():
-        way = Way(cache, bool(compiled), bool(one_row), pages == [1])
-        for step in (1, 2):
-            first = 5.0 if compiled and step == 1 else start
-            rows.append(speed._row(way, -1, chapter_rows.COMPILE, step, 7 + step, first, 1, 2 * compiled * (step == 1)))
-        for repeat in range(5):
-            if cache != "none":
-                rows.append(speed._row(way, repeat, chapter_rows.PREFILL, 0, 7, 0.03, 1))
-            for step in range(1, 200, 20 if cache == "none" else 1):
-                took = (start + slope * step) * (1 + 0.01 * repeat)
-                rows.append(speed._row(way, repeat, chapter_rows.DECODE, step, 7 + step, took, 1))
-    return pd.DataFrame([ABOUT | row for row in rows])
+def timed(uncached: str = "0.02 + 4e-4 * step") -> found_in.Found:
+    """Plant known seconds into five published repeats, each of which takes a hundredth longer than the one before."""
+    found = next(iter(published("static_cache").values()))
+    planted = with_rows(found, static_speed=found["static_speed"].query("repeat < 5"))
+    for where, seconds in {
+        "phase == 'prefill'": "0.03", "phase == 'whole'": "5", "phase == 'decode'": "0.025",
+        "phase == 'decode' and cache == 'none'": uncached, "one_row == 1 and phase == 'decode'": "0.01",
+        "large_pages == 1 and phase == 'decode'": "0.008",
+    }.items():
+        planted = changed(planted, "static_speed", where, seconds=f"({seconds}) * (1 + 0.01 * repeat)")
+    return planted
 
 
 def found_of(**runs: pd.DataFrame) -> found_in.Found:
@@ -231,23 +209,22 @@ def found_of(**runs: pd.DataFrame) -> found_in.Found:
 
 
 def test_speeds_are_steps_over_their_seconds():
-    table = tables.speeds(found_of(static_speed=made_rows())).set_index(chapter_rows.WAY)["speed"]
+    table = tables.speeds(timed()).set_index(chapter_rows.WAY)["speed"]
     assert table[("loop", "static", 1, 1, 0)].value == pytest.approx(100 / 1.02)
     assert table[("loop", "static", 1, 1, 1)].value == pytest.approx(125 / 1.02)
     assert table[("loop", "static", 1, 1, 0)].high == pytest.approx(100)
     # Without a cache a few lengths stand for all: the mean of a straight line is its middle.
-    assert table[("loop", "none", 0, 0, 0)].high == pytest.approx(1 / (0.02 + 4e-4 * 91), rel=1e-2)
+    assert table[("loop", "none", 0, 0, 0)].high == pytest.approx(1 / (0.02 + 4e-4 * 100))
     assert table[("generate", "dynamic", 0, 0, 0)].high == pytest.approx(40)
 
 
 def test_against_generate_counts_the_prefill_on_both_sides():
-    (found,) = measures.OVER_GENERATE(found_of(static_speed=made_rows()))
-    # Each repeat of a step is longer by as much as one of `generate`; the prefill is not.
-    assert found.estimate.low == pytest.approx(200 / (199 * 0.008 + 0.03) / 40, rel=1e-3)
+    (found,) = measures.OVER_GENERATE(timed())
+    assert found.estimate.value == pytest.approx(200 / (199 * 0.008 + 0.03) / 40)
 
 
 def test_growth_is_found_where_it_is_and_not_where_it_is_not():
-    found = found_of(static_speed=made_rows())["growth"].groupby("cache")["growth"]
+    found = timed()["growth"].groupby("cache")["growth"]
     assert found.median()["none"] == pytest.approx(100 * 4e-4 / 0.0204, rel=0.02)
     assert found.min()["dynamic"] <= 0 <= found.max()["dynamic"]
 
@@ -264,14 +241,10 @@ def test_what_the_document_published_is_compared_as_it_stands():
 
 def test_the_crossover_is_where_the_lines_cross():
     # 0.02 + 4e-4 * step = 0.025 at step 12.5, after the seven tokens of the prompt.
-    def said_of(rows: pd.DataFrame) -> str:
-        return measures.CROSSOVER(found_of(static_speed=rows))
-
-    said = re.fullmatch(r"from (\d+) tokens on", said_of(made_rows()))
+    said = re.fullmatch(r"from (\d+) tokens on", measures.CROSSOVER(timed()))
     assert int(said[1]) == pytest.approx(20, abs=1)
-    assert said_of(made_rows(TIMES | {("none", 0, 0): (0.01, 0.0)})) == "at no length measured"
-    always = made_rows(TIMES | {("none", 0, 0): (0.03, 4e-4)})
-    assert re.fullmatch(r"already at the shortest length measured, \d+ tokens", said_of(always))
+    assert measures.CROSSOVER(timed("0.01")) == "at no length measured"
+    assert measures.CROSSOVER(timed("0.03 + 4e-4 * step")) == "already at the shortest length measured, 8 tokens"
 
 
 def test_the_limit_is_bandwidth_over_bytes():
@@ -302,7 +275,7 @@ def test_where_the_cache_takes_over_is_found_in_bytes_and_in_time():
 
 def test_divergences_name_the_first_other_token_and_its_margin():
     tokens, margins = {"none": [1, 2, 3], "dynamic": [1, 2, 3], "static": [1, 9, 3]}, [1.0, 0.01, 1.0]
-    about = ABOUT | {"logits_rms": 2.0}
+    about = {"dtype": "bfloat16", "logits_rms": 2.0}
     rows = pd.DataFrame(
         about | {"cache": cache, "step": step, "text": f" {token}", "token": token, "margin": margins[step]}
         for cache, ids in tokens.items() for step, token in enumerate(ids)
@@ -317,11 +290,11 @@ def test_divergences_name_the_first_other_token_and_its_margin():
 
 
 def test_what_compiles_nothing_is_no_first_call_and_configurations_are_no_sample():
-    rows = made_rows()
     # Control: where every configuration compiles, each is told.
-    assert len(measures.FIRST(found_of(static_speed=rows))) == 5
-    rows.loc[rows["large_pages"] == 1, "graphs"] = 0
-    assert [one.units for one in measures.FIRST(found_of(static_speed=rows))] == [1] * 4
+    every = changed(timed(), "static_speed", "phase == 'compile'", graphs="compiled")
+    assert len(measures.FIRST(every)) == 5
+    fewer = changed(every, "static_speed", "large_pages == 1", graphs="0")
+    assert [one.units for one in measures.FIRST(fewer)] == [1] * 4
 
 
 def test_beside_what_was_compiled_the_documents_version_is_told():

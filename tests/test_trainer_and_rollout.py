@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from planted import run_of
-from refusing import refusal
 
 from kvbook.models import loading
 from kvreport.chapters.trainer_and_rollout import TrainerAndRolloutSettings, measures, policy_gradient, rollouts, tables
@@ -24,11 +23,6 @@ def by_way(written):
     return rollouts.WAYS.run(SETTINGS).rows
 
 
-@pytest.fixture(scope="module")
-def model():
-    return loading.load("llama", dtype="float32").model
-
-
 def estimate(measure, written, compared):
     (one,) = measure.where(compared=compared)(found_in(written))
     return one.estimate.value
@@ -39,7 +33,8 @@ def found_in(written, **changed):
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 64])
-def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, texts, at_once):
+def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(texts, at_once):
+    model = loading.load("llama", dtype="float32").model
     with torch.inference_mode():
         expected = rollouts.one_pass(model, "x", texts, 8)["x"]
         on_cache = rollouts.cached(model, "x", texts, 8, at_once)["x"]
@@ -49,16 +44,6 @@ def test_on_a_cache_every_token_has_the_log_probability_of_one_pass(model, texts
         # Control: the text before or behind, and the token beside, would not pass.
         assert not torch.allclose(expected, on_cache.roll(1, 0), atol=1e-1)
         assert not torch.allclose(expected, on_cache.roll(1, 1), atol=1e-1)
-
-
-def test_control_a_changed_weight_is_found(model, texts):
-    with torch.inference_mode():
-        before = rollouts.one_pass(model, "x", texts, 8)["x"]
-        weight = model.base_model.layers[0].mlp.down_proj.weight
-        weight[0] += 0.1
-        changed = rollouts.one_pass(model, "x", texts, 8)["x"]
-        weight[0] -= 0.1
-    assert (before - changed).abs().mean() > 1e-3
 
 
 def test_processed_log_probabilities_are_those_of_the_distribution_that_sampling_draws_from():
@@ -110,11 +95,6 @@ def test_row_invariant_arithmetic_gives_both_sides_the_same_bits(by_way):
     assert (by_way[named.INVARIANT_ROLLOUT] == by_way[named.INVARIANT_TRAINER]).all()
     # Control: in stock arithmetic they differ.
     assert (by_way[named.SINGLE] != by_way[named.PADDED]).any()
-
-
-def test_prompts_that_are_too_short_are_refused_in_one_line(text_folder):
-    asked = SETTINGS.model_copy(update={"corpus": str(text_folder), "prompt_tokens": 10_000})
-    assert "tokens" in refusal(rollouts.inputs, asked)
 
 
 @pytest.mark.slow

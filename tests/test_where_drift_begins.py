@@ -36,6 +36,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
     return WhereDriftBeginsSettings.checked(
         model=str(llama_folder), families=[str(gpt2_folder)], corpus=str(text_folder), n_samples=4, n_tokens="9-14",
         max_rows=8, chunks="1,3", inner_sizes="16", threads="1", key_lengths="5,17", kernel_rows="1,2",
+        dtypes="float32,bfloat16",
     )
 
 
@@ -133,13 +134,6 @@ def added(parts):
         return functools.reduce(torch.add, [functools.reduce(torch.add, part) for part in parts(terms)]).to(x.dtype)
 
     return product
-
-
-def test_control_another_order_of_addition_is_seen_after_rounding_to_16_bits():
-    x, weight = (t.to(torch.bfloat16) for t in products.factors(64, 1536, 8, seed=3))
-    forwards, backwards = added(lambda terms: [terms]), added(lambda terms: [terms[::-1]])
-    compared = products.compare(x, weight, lambda x, weight: (forwards if len(x) > 1 else backwards)(x, weight))
-    assert [row["rows"] for row in compared if row["equal_rows"] < row["rows"]] == [1]
 
 
 @pytest.mark.parametrize(("dtype", "of"), [("float32", 0), ("float16", 1), ("bfloat16", 1)])
@@ -260,8 +254,6 @@ def linear(name: str) -> list[tuple]:
     (replayed(*linear(LAST)), "one-row-linear-fp32 prefill-linear-never",
      "one-row-bf16 down-proj-alone-in-bf16-on-amd"),
     (replayed(*linear(PREFILL)), "row-wise-never", "one-row-linear-fp32 prefill-linear-never"),
-    (replayed((LAST, None, "down_proj")), "down-proj-alone-in-bf16-on-amd", ""),
-    (replayed((LAST, 0, "q_proj")), "other-products-differ-in-bf16", ""),
     (replayed((PREFILL, 0, "act"), (ALL, 0, "act")), "", "row-wise-never control"),
     (replayed((REAL, 0, "q_proj"), (REAL, 0, "act")), "begins-at-q", "bf16-begins-later"),
     (replayed((REAL, 0, "act")), "bf16-begins-later bf16-begins-in-the-step", "begins-at-q"),

@@ -115,13 +115,10 @@ def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
 # The paths
 
 
-def test_the_cached_path_is_the_uncached_one_but_for_rounding_and_the_injected_fault_is_not(llama, ids):
-    full = path_errors.at_once(llama, ids, 8)
-    single, cache = path_errors.token_by_token(llama, ids, 8)
-    early = path_errors.off_by_one(llama, ids, cache)
+def test_the_cached_path_is_the_uncached_one_but_for_rounding(llama, ids):
+    full, (single, _) = path_errors.at_once(llama, ids, 8), path_errors.token_by_token(llama, ids, 8)
     assert torch.allclose(full.hidden, single.hidden, atol=1e-4)
     assert torch.allclose(full.logits, single.logits, atol=1e-4)
-    assert (full.last().logits - early.logits).abs().max() > 1e-2
 
 
 def test_a_model_without_positions_has_no_injected_fault(family_folders, ids):
