@@ -61,9 +61,9 @@ def test_a_figure_is_four_files_that_name_it_and_its_rows_and_one_picture(page, 
     assert b"/Title" in (tmp_path / "fig-drift.pdf").read_bytes()
 
 
-def draw(folder: str) -> None:
+def draw(folder: str, height: float = 4) -> None:
     fig, ax = plt.subplots()
-    ax.plot([1, 2, 3], [1, 4, 2], marker="o")
+    ax.plot([1, 2, 3], [1, height, 2], marker="o")
     publish.Page("x", Path(folder)).figure(fig, "fig-x", table=ROWS)
 
 
@@ -91,23 +91,17 @@ def test_pdf_embeds_truetype_and_svg_needs_no_font(fig, tmp_path):
         assert b"<text" in publish._picture(fig, "svg", 300)
 
 
-def test_the_book_draws_what_stands_beside_an_svg_once_and_control_another_svg_anew(monkeypatch, page, shown, tmp_path):
-    def draw(height: float) -> None:
-        with plt.style.context(style.STYLE):
-            fig, ax = plt.subplots()
-            ax.plot([0, 1, height])
-            ax.set_axis_off()
-            page.figure(fig, "fig-drift", table=ROWS)
-
+def test_the_book_draws_what_stands_beside_an_svg_once_and_control_another_svg_anew(monkeypatch, shown, tmp_path):
     drawn, picture = [], publish._picture
     monkeypatch.setattr(publish, "_picture", lambda fig, kind, **how: drawn.append(kind) or picture(fig, kind, **how))
     monkeypatch.setattr(publish, "BUILD", tmp_path / "build")
-    draw(2)
+    draw(tmp_path)
     assert not (tmp_path / "build").exists(), "a run by hand"
     drawn.clear()
     monkeypatch.setenv("KVBOOK_FIGURES", str(tmp_path / "figures"))
-    for height in (2, 2, 3):
-        draw(height)
+    with plt.style.context(style.STYLE):
+        for height in (4, 4, 3):
+            draw(tmp_path, height)
     assert drawn == ["svg", "pdf", "png", "svg", "svg", "pdf", "png"]
     assert shown[1] == shown[2] != shown[3]
 
