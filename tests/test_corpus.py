@@ -1,8 +1,7 @@
 """Texts and how long they are."""
 
 import re
-from collections import Counter, defaultdict
-from itertools import permutations
+from itertools import combinations
 
 import pytest
 from refusing import refusal
@@ -123,12 +122,7 @@ def test_english_prose_is_long_in_sentences_counts_overlaps_once_and_mixes_its_k
     first = [document.name for document in corpus.documents("english")][:20]
     assert len({name.split("/")[1] for name in first if name.startswith("docstrings")}) > 2
     runs = [{tuple(words[i : i + 8]) for i in range(len(words))} for words in map(str.split, texts.values())]
-    holders = defaultdict(list)
-    for text, run in ((text, run) for text, of in enumerate(runs) for run in of):
-        holders[run].append(text)
-    # Only texts that share a run are compared: of all pairs they are few.
-    shared = Counter(pair for texts in holders.values() for pair in permutations(texts, 2))
-    assert max(count / len(runs[one]) for (one, _), count in shared.items()) < 0.2
+    assert max(len(one & other) / min(len(one), len(other)) for one, other in combinations(runs, 2)) < 0.2
     assert {len(sample.ids) for sample in corpus.samples("english", Letters(), 60, 2000, seed=1)} == {2000}
 
 
@@ -206,17 +200,14 @@ def test_a_texts_file_and_place_depend_neither_on_its_length_nor_on_how_many_tex
     for index in range(30):
         (tmp_path / f"{index:02}.py").write_text(f"{index:02}" + "x" * 40)
 
-    def texts(count, length="5-40", seed=4):
-        return list(corpus.samples("stdlib" if kind == "stdlib" else str(tmp_path), Letters(), count, length, seed))
+    def texts(count, length="5-40"):
+        return list(corpus.samples("stdlib" if kind == "stdlib" else str(tmp_path), Letters(), count, length, seed=4))
 
-    few, many, whole, other = texts(3), texts(30), texts(30, 40), texts(30, seed=5)
+    few, many, whole = texts(3), texts(30), texts(30, 40)
     assert few == many[:3]
     assert [len(text.ids) for text in many] == [lengths.drawn("5-40", i, 4) for i in range(30)]
     assert [(text.source, text.start) for text in many] == [(text.source, text.start) for text in whole]
     assert all(text.ids == full.ids[: len(text.ids)] for text, full in zip(many, whole, strict=True))
-    # Control: with another seed, lengths and order are others.
-    assert [len(text.ids) for text in other] != [len(text.ids) for text in many]
-    assert [text.source for text in other] != [text.source for text in many]
 
 
 def test_the_largest_length_of_a_range_must_fit_the_context(llama_folder, text_folder):
