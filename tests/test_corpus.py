@@ -66,17 +66,15 @@ def test_a_description_changes_with_the_text(tmp_path):
     assert described[0]["sha256"] != described[1]["sha256"]
 
 
-def test_another_seed_takes_other_texts_of_a_corpus_and_the_same_seed_the_same(tmp_path):
+def test_another_seed_takes_other_texts_of_a_folder(tmp_path):
     for name in "abcdefgh":
         (tmp_path / f"{name}.txt").write_text(name * 9)
 
-    def taken(seed, count=3, where=str(tmp_path)):
-        return [(s.source, s.start) for s in corpus.samples(where, Letters(), count, 6, seed)]
+    def taken(seed, count=3):
+        return [(s.source, s.start) for s in corpus.samples(str(tmp_path), Letters(), count, 6, seed)]
 
     assert taken(0) == [("a.txt", 0), ("b.txt", 0), ("c.txt", 0)]
-    assert taken(5) == taken(5)
     assert len({tuple(taken(seed)) for seed in range(6)}) > 3
-    assert taken(1, 8, "stdlib") != taken(0, 8, "stdlib")
     # All files are there for every seed, and each has its turn before any has a second one.
     before = taken(5, 8)
     assert {name for name, _ in before} == {name for name, _ in taken(0, 8)}
