@@ -25,9 +25,9 @@ def fact(value: float) -> Measured:
     return Measured("", Estimate(value, value, value, "range"))
 
 
-def run_of(rows: pd.DataFrame, /, **about: Any) -> Run:
+def run_of(rows: pd.DataFrame, /, folder: Path = Path(), **about: Any) -> Run:
     """Make a finished run with these rows; `about` is laid over what its ``run.json`` would say."""
-    run = Run({"settings": {}, "models": [], "corpus": {"name": "stdlib"}, "machine": MACHINE} | about, Path())
+    run = Run({"settings": {}, "models": [], "corpus": {"name": "stdlib"}, "machine": MACHINE} | about, folder)
     run.__dict__["rows"] = rows
     return run
 
