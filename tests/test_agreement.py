@@ -20,7 +20,7 @@ def test_drift_of_each_row_equals_what_one_computes_by_hand():
     assert found.rms[1, 0].item() == pytest.approx(math.sqrt((0 + 4 + 0 + 1) / 4))
     assert found.reference_rms[1, 0].item() == pytest.approx(math.sqrt(25 / 4))
     assert found.relative_rms[1, 0].item() == pytest.approx(math.sqrt(5 / 25))
-    assert found.differing_share[1, 0].item() == 0.5
+    assert found.differing_share.tolist() == [[0, 0], [0.5, 0], [0, 0]]
 
 
 def test_one_differing_bit_of_a_16_bit_number_is_seen():
@@ -28,7 +28,6 @@ def test_one_differing_bit_of_a_16_bit_number_is_seen():
     second = first.clone()
     second[3] = torch.nextafter(second[3], torch.tensor(2.0, dtype=torch.bfloat16))
     assert agreement.drift(first, second).differing_share.item() == 1 / 8
-    assert agreement.drift(first, first).differing_share.item() == 0
 
 
 def test_shapes_that_would_broadcast_are_refused():
