@@ -15,7 +15,6 @@ from kvreport.publishing import evaluated
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import Measured
-from kvreport.publishing.statements import check
 from kvreport.running import planning
 
 MACHINE = {"device": "cpu", "device_name": "a processor", "threads": 1, "torch": "2.13.0", "transformers": "5.23.0"}
@@ -26,9 +25,9 @@ def fact(value: float) -> Measured:
     return Measured("", Estimate(value, value, value, "range"))
 
 
-def run_of(rows: pd.DataFrame, /, **about: Any) -> Run:
+def run_of(rows: pd.DataFrame, /, folder: Path = Path(), **about: Any) -> Run:
     """Make a finished run with these rows; `about` is laid over what its ``run.json`` would say."""
-    run = Run({"settings": {}, "models": [], "corpus": {"name": "stdlib"}, "machine": MACHINE} | about, Path())
+    run = Run({"settings": {}, "models": [], "corpus": {"name": "stdlib"}, "machine": MACHINE} | about, folder)
     run.__dict__["rows"] = rows
     return run
 
@@ -63,13 +62,6 @@ def changed(found: Found, experiment: str, where: str = "", **values: Any) -> Fo
 
 # Only those of the chapter at hand: some are large.
 published = functools.lru_cache(1)(found_in.published)
-
-
-def contradicted(chapter: str, name: str, experiment: str, where: str = "", **values: Any) -> str:
-    """Check a sentence on published rows that bear it out, some of which are changed to contradict it."""
-    statement = found_in.measures_of(chapter).STATEMENTS[name]
-    borne_out = next(found for found in published(chapter).values() if check(statement, found).outcome == "holds")
-    return check(statement, changed(borne_out, experiment, where, **values)).outcome
 
 
 def against_the_book(name: str, experiment: Experiment, **other: Any) -> dict[str, str]:

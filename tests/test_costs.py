@@ -13,19 +13,15 @@ from kvbook.models import loading, standins
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "smollm2", "falcon"])
-def test_operations_are_those_that_torch_counts(family, family_folders):
-    model = loading.load(str(family_folders[family])).model
+def test_operations_are_those_that_torch_counts_of_each_token_each_pair_of_them_and_a_head_that_is_tied(
+    family, family_folders
+):
+    # Of a fused attention torch counts nothing.
+    model = loading.load(str(family_folders[family]), attention="eager").model
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        model(torch.arange(48)[None])
+        model(torch.arange(200)[None])
     # Biases and norms are counted with the matrices; a sum goes with each multiplication.
-    assert costs.operations(model.config, 48) == pytest.approx(counter.get_total_flops() / 2, rel=0.1)
-
-
-def test_control_a_pair_of_tokens_counts_and_so_does_a_head_that_is_tied(family_folders):
-    model = loading.load(str(family_folders["smollm2"])).model
-    embeddings = model.config.vocab_size * model.config.hidden_size
-    assert costs.operations(model.config, 480) > 10 * costs.operations(model.config, 48)
-    assert costs.operations(model.config, 1) > embeddings
+    assert costs.operations(model.config, 200) == pytest.approx(counter.get_total_flops() / 2, rel=0.02)
 
 
 def test_time_grows_with_passes_and_dtypes_and_memory_with_the_widest_dtype(llama, monkeypatch):

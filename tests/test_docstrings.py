@@ -1,9 +1,9 @@
 """What a docstring refers to exists: Sphinx checks that only for what has a page."""
 
 import ast
+import importlib
 import pkgutil
 import re
-from pathlib import Path
 
 import kvreport  # noqa: F401 -- adds itself to the packages
 from kvbook.fingerprint import PACKAGES
@@ -40,13 +40,9 @@ def test_every_reference_to_our_own_names_one_that_exists_and_control_a_referenc
 def shown_on_pages() -> set[str]:
     """Name the modules whose functions the API pages show: by their own name or a package's."""
     pages = "\n".join(page.read_text("utf-8") for page in (ROOT / "pages").rglob("*.md"))
-    named = set(re.findall(r"automodule:: (\S+)", pages))
-    for name in list(named):
-        package = ROOT / "src" / Path(*name.split(".")) / "__init__.py"
-        if package.is_file():
-            imports = (node for node in ast.parse(package.read_text("utf-8")).body if isinstance(node, ast.ImportFrom))
-            named |= {node.module for node in imports}
-    return named
+    named = re.findall(r"automodule:: (\S+)", pages)
+    packages = (module for module in map(importlib.import_module, named) if hasattr(module, "__path__"))
+    return {*named, *(one.__module__ for package in packages for one in vars(package).values() if callable(one))}
 
 
 def with_sections(code: str) -> list[str]:

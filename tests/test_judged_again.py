@@ -54,8 +54,3 @@ def test_a_table_of_ones_own_rows_is_judged_by_these(copy):
     copy.write_text(copy.read_text().replace('"published": true', '"published": false'))
     (table, _), _ = published.items(published.read(copy))
     assert "reproduced" in table["csv"]
-
-
-def test_a_chapter_that_answers_no_document_is_left_alone(copy, monkeypatch):
-    monkeypatch.setattr(evaluated, "published", lambda name: {"verdicts": None})
-    assert published.read(copy) == json.loads(copy.read_text())

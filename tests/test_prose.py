@@ -31,8 +31,7 @@ def pages() -> list[Path]:
 def markdown(page: Path) -> str:
     text = page.read_text("utf-8")
     if page.suffix == ".ipynb":
-        cells = json.loads(text)["cells"]
-        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        text = "\n\n".join(captions.prose(json.loads(text)))
     return text
 
 

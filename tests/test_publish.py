@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from planted import run_of
 from refusing import refusal
 
 from kvbook import paths
-from kvbook.runs.records import Run
 from kvreport.publishing import BOOK_VARIABLE, CHAPTER_VARIABLE, FOLDER_VARIABLE, style
 from kvreport.publishing import page as publish
 
@@ -61,9 +61,9 @@ def test_a_figure_is_four_files_that_name_it_and_its_rows_and_one_picture(page, 
     assert b"/Title" in (tmp_path / "fig-drift.pdf").read_bytes()
 
 
-def draw(folder: str) -> None:
+def draw(folder: str, height: float = 4) -> None:
     fig, ax = plt.subplots()
-    ax.plot([1, 2, 3], [1, 4, 2], marker="o")
+    ax.plot([1, 2, 3], [1, height, 2], marker="o")
     publish.Page("x", Path(folder)).figure(fig, "fig-x", table=ROWS)
 
 
@@ -91,23 +91,17 @@ def test_pdf_embeds_truetype_and_svg_needs_no_font(fig, tmp_path):
         assert b"<text" in publish._picture(fig, "svg", 300)
 
 
-def test_the_book_draws_what_stands_beside_an_svg_once_and_control_another_svg_anew(monkeypatch, page, shown, tmp_path):
-    def draw(height: float) -> None:
-        with plt.style.context(style.STYLE):
-            fig, ax = plt.subplots()
-            ax.plot([0, 1, height])
-            ax.set_axis_off()
-            page.figure(fig, "fig-drift", table=ROWS)
-
+def test_the_book_draws_what_stands_beside_an_svg_once_and_control_another_svg_anew(monkeypatch, shown, tmp_path):
     drawn, picture = [], publish._picture
     monkeypatch.setattr(publish, "_picture", lambda fig, kind, **how: drawn.append(kind) or picture(fig, kind, **how))
     monkeypatch.setattr(publish, "BUILD", tmp_path / "build")
-    draw(2)
+    draw(tmp_path)
     assert not (tmp_path / "build").exists(), "a run by hand"
     drawn.clear()
     monkeypatch.setenv("KVBOOK_FIGURES", str(tmp_path / "figures"))
-    for height in (2, 2, 3):
-        draw(height)
+    with plt.style.context(style.STYLE):
+        for height in (4, 4, 3):
+            draw(tmp_path, height)
     assert drawn == ["svg", "pdf", "png", "svg", "svg", "pdf", "png"]
     assert shown[1] == shown[2] != shown[3]
 
@@ -180,12 +174,6 @@ def test_every_line_colour_stands_out_on_white():
     assert contrast_on_white("#F0E442") < 3
 
 
-def made_run(folder, settings=(), **columns):
-    run = Run({"experiment": "atlas", "hash": "0", "settings": dict(settings)}, folder)
-    run.__dict__["rows"] = pd.DataFrame(columns)
-    return run
-
-
 @pytest.mark.parametrize(("columns", "settings", "units", "dtypes"), [
     # Samples of one file are no further units.
     ({"sample": [1, 2, 3], "source": ["a", "a", "b"], "dtype": ["float32"] * 3}, {}, [2, "sources"], ["float32"]),
@@ -194,13 +182,15 @@ def made_run(folder, settings=(), **columns):
     ({"rows": [1]}, {"dtypes": ["float16", "float64"]}, None, ["float16", "float64"]),
     ({}, {}, None, []),
 ])
-def test_a_figure_keeps_dtypes_and_independent_units_of_its_rows(columns, settings, units, dtypes, tmp_path):
-    (made,) = publish._made_by([made_run(tmp_path, settings, **columns)])["made_by"]
+def test_a_figure_keeps_dtypes_and_independent_units_of_its_rows(columns, settings, units, dtypes):
+    run = run_of(pd.DataFrame(columns), settings=settings, experiment="atlas", hash="0")
+    (made,) = publish._made_by([run])["made_by"]
     assert (made.get("units"), made["dtypes"]) == (units, dtypes)
 
 
 def test_rows_of_the_book_are_called_so_also_in_a_run_with_parameters_of_its_own(monkeypatch):
-    recorded, own = (made_run(folder / "atlas" / "0") for folder in (paths.RECORDED_RUNS, publish.RUNS))
+    folders = (of / "atlas" / "0" for of in (paths.RECORDED_RUNS, publish.RUNS))
+    recorded, own = (run_of(pd.DataFrame(), folder, experiment="atlas", hash="0") for folder in folders)
     monkeypatch.delenv(BOOK_VARIABLE, raising=False)
     assert publish._made_by([recorded])["published"]
     assert not publish._made_by([own])["published"]

@@ -184,11 +184,9 @@ def test_a_run_is_found_by_the_first_digits_of_its_hash(data):
 
 
 def test_the_command_line_records_and_verifies(data, kvbook_here, refused):
-    run = make()
-    done = kvbook_here("record", run.folder)
-    assert done.returncode == 0, done.stderr
-    folder = data / "recorded" / "layer_drift" / f"some-cpu-1-thread__llama__{run.hash[:8]}"
-    assert done.stdout == f"recorded in {folder}\n"
+    done = kvbook_here("record", make().folder)
+    (folder,) = recording.recorded()
+    assert (done.returncode, done.stdout) == (0, f"recorded in {folder}\n"), done.stderr
     assert kvbook_here("records", "verify").stdout == "1 recorded runs, 0 faults\n"
     edited_rows(folder)
     done = kvbook_here("records", "verify")

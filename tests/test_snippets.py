@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvbook import paths
 from kvbook.atlas import configurations
-from kvreport.publishing import found
+from kvreport.publishing import captions, found
 
 PAGES = ("index.md", "pages/story.md", "chapters/01_bug_or_rounding.ipynb", "pages/howto/static_cache.md")
 TEXT = "def area(width, height):\n    return width * height  # of a rectangle\n"
@@ -30,8 +30,7 @@ def snippets(page: str) -> list[str]:
     """Take every block of Python from a page or a notebook's prose."""
     text = (paths.ROOT / page).read_text("utf-8")
     if page.endswith(".ipynb"):
-        prose = (cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
-        text = "\n".join(map("".join, prose))
+        text = "\n".join(captions.prose(json.loads(text)))
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
