@@ -81,12 +81,9 @@ def test_an_older_release_is_checked_on_every_path(seen):
     assert set(seen["paths"].values()) <= {"exact", "rounding", "not supported"}
 
 
-def test_an_older_release_has_the_assertion_and_the_check_of_a_loop(seen):
+def test_an_older_release_has_the_assertion_and_the_check_of_a_loop_and_the_switch_refuses_it_by_name(seen):
     assert seen["loop"] == "exact"
     assert "cached and full pass differ" in seen["assertion"], "the control: attention that depends on a part's length"
-
-
-def test_the_switch_refuses_an_older_release_by_name(seen):
     assert f"never tried on transformers {RELEASE}" in seen["refused"]
 
 
@@ -143,10 +140,6 @@ def test_a_checkout_with_uncommitted_changes_is_refused(tmp_path):
     (checkout / "src" / "transformers").mkdir(parents=True)
     subprocess.run(["git", "-C", str(checkout), "init", "-q"], check=True)
     assert "commit" in refusal(lambda: releases.environment(str(checkout), tmp_path))
-
-
-def test_a_release_is_found_before_the_running_one(tmp_path):
-    assert releases.variables(tmp_path)["PYTHONPATH"].split(":")[0] == str(tmp_path)
 
 
 @pytest.mark.parametrize(("options", "status", "stays"), [([], 0, False), (["--keep"], 0, True), ([], 130, True)])
