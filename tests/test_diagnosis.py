@@ -75,12 +75,6 @@ def test_a_bug_is_found_without_fp64_unless_16_bits_hide_it(measured):
     assert "bug" not in kinds(coarse[hidden & (coarse["dtype"] != "float32")]).values()
 
 
-def test_a_cache_that_is_never_returned_holds_nothing_and_a_sound_one_all_that_was_fed(measured):
-    lost, clean = (measured[measured["fault"] == fault] for fault in ("cache never returned", CLEAN))
-    assert (lost["held"] == 0).all()
-    assert (clean["held"] == clean["fed"]).all()
-
-
 def rows_in_fp64(model) -> pd.DataFrame:
     return pd.DataFrame(probe.rows_of(model, "float64", [corpus.Sample(0, "text", 0, list(range(11, 31)))]))
 

@@ -132,7 +132,8 @@ def test_the_how_to_pages_command_runs_and_json_is_by_its_schema(kvbook_here, tm
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", "is empty"), ('{"id": 1}\n', "has no position"), ("[1, 2]\n", "line 1 is no JSON object"),
+    ("", "is empty"), ("[1, 2]\n", "line 1 is no JSON object"),
+    ('{"id": 1}\n', "has no position; rows have id, position, token, logprob, or are of TRL, verl, vLLM, an OpenAI"),
     ('{"id": "a", "position": 1, "token": 5, "logprob": -1}\nnonsense\n', "line 2 is no JSON object"),
     ('{"id": "a", "position": 1, "token": 5, "logprob": -1, "schema_version": 0}\n', "schema_version 0"),
 ])
