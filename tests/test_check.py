@@ -11,7 +11,7 @@ import torch
 import transformers
 from refusing import refusal
 from safetensors.torch import load_file, save_file
-from small_models import SMALL, asked, configure
+from small_models import asked, configure
 from transformers import LlamaForCausalLM
 
 from kvbook import UserError, progress
@@ -150,19 +150,6 @@ def test_time_and_memory_of_a_large_model_are_said_before_it_is_loaded(llama_fol
 # Bad input: one line, exit status 2, nothing left behind.
 
 
-def encoder(folder):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=320, **sizes)).save_pretrained(folder)
-
-
-def decoder_of_speech(folder):
-    # Its decoder has a causal class of its own, which runs without what the encoder gives.
-    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-    more = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_target_positions": 64}
-    config = transformers.WhisperConfig(**SMALL, decoder_start_token_id=0, **sizes, **more)
-    transformers.WhisperForConditionalGeneration(config).save_pretrained(folder)
-
-
 def in_4_bits_of_a_library_that_is_not_here(folder):
     configure(folder, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
 
@@ -174,8 +161,9 @@ def not_a_number(folder):
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (encoder, "is a masked model"),
-    (decoder_of_speech, "is an encoder-decoder whose source is no text"),
+    # A configuration tells, whatever weights lie beside it: an encoder of text, and one of speech with its decoder.
+    (transformers.BertConfig().save_pretrained, "is a masked model"),
+    (transformers.WhisperConfig().save_pretrained, "is an encoder-decoder whose source is no text"),
     (in_4_bits_of_a_library_that_is_not_here, "cannot be loaded: Loading a GPTQ quantized model requires"),
     (not_a_number, "the weights hold NaN or infinity (model.layers.2.mlp.up_proj.weight, 1 in all)"),
 ])
