@@ -55,8 +55,7 @@ def _flaky(handler, count):
     """Refuse one request in four, and close the connection on another before it answers."""
     if count % 4 == 2:
         handler._send(503, {"error": {"message": "busy"}})
-    elif count % 4 == 3:
-        handler.close_connection = True
+    handler.close_connection = count % 4 == 3
     return count % 4 not in (2, 3)
 
 
