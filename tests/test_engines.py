@@ -141,11 +141,8 @@ def test_every_weight_is_written_and_no_other_number(tmp_path):
     assert not np.array_equal(written["blk.0.attn_q.weight"], kept)
 
 
-def test_a_chapter_does_not_ask_for_a_comparison_with_llama_cpp():
+def test_a_chapter_asks_for_no_comparison_with_llama_cpp_and_without_it_one_line_says_what_to_install(monkeypatch):
     assert one_call.inputs_beside(StaticCacheSettings()) is None
-
-
-def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     assert "pip install llama-cpp-python" in refusal(lambda: one_call.inputs_beside(BesideLlamaCppSettings()))
 

@@ -81,12 +81,9 @@ def test_an_older_release_is_checked_on_every_path(seen):
     assert set(seen["paths"].values()) <= {"exact", "rounding", "not supported"}
 
 
-def test_an_older_release_has_the_assertion_and_the_check_of_a_loop(seen):
+def test_an_older_release_has_the_assertion_and_the_check_of_a_loop_and_the_switch_refuses_it_by_name(seen):
     assert seen["loop"] == "exact"
     assert "cached and full pass differ" in seen["assertion"], "the control: attention that depends on a part's length"
-
-
-def test_the_switch_refuses_an_older_release_by_name(seen):
     assert f"never tried on transformers {RELEASE}" in seen["refused"]
 
 
@@ -136,17 +133,6 @@ def test_an_installation_that_fails_leaves_nothing_and_says_so_in_one_line(tmp_p
 @pytest.mark.parametrize("asked", ["latest", "5", "../elsewhere", "5.5.4; rm"])
 def test_what_is_no_release_and_no_checkout_is_refused(asked, tmp_path):
     assert "neither a release" in refusal(releases.environment, asked, tmp_path)
-
-
-def test_a_checkout_with_uncommitted_changes_is_refused(tmp_path):
-    checkout = tmp_path / "checkout"
-    (checkout / "src" / "transformers").mkdir(parents=True)
-    subprocess.run(["git", "-C", str(checkout), "init", "-q"], check=True)
-    assert "commit" in refusal(lambda: releases.environment(str(checkout), tmp_path))
-
-
-def test_a_release_is_found_before_the_running_one(tmp_path):
-    assert releases.variables(tmp_path)["PYTHONPATH"].split(":")[0] == str(tmp_path)
 
 
 @pytest.mark.parametrize(("options", "status", "stays"), [([], 0, False), (["--keep"], 0, True), ([], 130, True)])
@@ -253,6 +239,11 @@ def clone(tmp_path):
         if number in (0, 3):
             git("tag", f"v5.{number}.0")
     return tmp_path
+
+
+def test_a_checkout_with_uncommitted_changes_is_refused(clone):
+    (clone / "src" / "transformers" / "cache.py").write_text("STATE = 9\n")
+    assert "has changes beside its commit: commit them first" in refusal(releases.environment, str(clone), clone)
 
 
 def test_the_first_commit_with_a_fault_is_found_in_work_trees_that_are_removed(clone):

@@ -33,13 +33,6 @@ WHERE = {
 }
 
 
-def test_the_hand_written_gpt_is_sound_on_every_path():
-    found = kvbook.check_step(GPT(), IDS, modules=GPT())
-    assert found.status == 0
-    assert {path.verdict for path in found.paths} <= {"rounding", "exact"}
-    assert (found.first_wrong, found.module, found.cause) == (None, None, None)
-
-
 @pytest.mark.parametrize("mistake", WHERE)
 def test_each_mistake_of_the_hand_written_gpt_is_found_and_located(mistake):
     model = GPT(mistake)
@@ -119,6 +112,7 @@ SOUND, BUG, UNDECIDED = 0, 1, 2
 
 @pytest.mark.parametrize(("step", "status", "words"), [
     (of_numpy("float32"), SOUND, ""), (of_numpy("float64"), SOUND, ""), (of_numpy("float64", 1.01), BUG, ""),
+    (MODEL.forward, SOUND, "rounding; in chunks: rounding; with another text in between: rounding"),
     (last_logits(MODEL), SOUND, ""), (last_logits(GPT("positions restart")), BUG, ""),
     (of_single_tokens, SOUND, "in chunks: not supported"),
     (of_an_encoder_decoder(restarts=False), SOUND, ""), (of_an_encoder_decoder(restarts=True), BUG, ""),
@@ -128,8 +122,10 @@ SOUND, BUG, UNDECIDED = 0, 1, 2
     (not_causal, UNDECIDED, "later ones follow"),
 ])
 def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words):
-    found = kvbook.check_step(step, np.array(IDS) if "of_numpy" in step.__qualname__ else IDS)
+    found = kvbook.check_step(step, np.array(IDS) if "of_numpy" in step.__qualname__ else IDS, modules=MODEL)
     assert found.status == status
+    if status != BUG:
+        assert (found.first_wrong, found.module, found.cause) == (None, None, None)
     assert words in str(found).replace("exact", "rounding")
 
 

@@ -29,14 +29,15 @@ def engine(llama):
     return functools.partial(serving.Engine, llama, serving.Words(320))
 
 
-def checked(server, lengths=LENGTHS, control=None, **options) -> Outcome:
-    return check.check(client.of(server.address, **options), control, lengths)
+def checked(engine, lengths=LENGTHS, control=None, rows=None, **how) -> Outcome:
+    """Check a server of an engine; `how` is as for `serving.serving`."""
+    with serving.serving(engine, **how) as server:
+        return check.check(client.of(server.address, timeout=600), control, lengths, rows)
 
 
 @pytest.mark.parametrize("fault", serving.FAULTS)
 def test_an_injected_fault_is_called_a_fault_with_the_shortest_requests_that_show_it(engine, fault):
-    with serving.serving(engine(fault=fault)) as server:
-        found = checked(server)
+    found = checked(engine(fault=fault))
     assert (found.verdict, found.status) == ("fault", 1)
     wrong = [each.kind for each in found.comparisons if each.verdict == "fault"]
     assert found.shortest.kind == wrong[0]
@@ -54,8 +55,7 @@ def _flaky(handler, count):
     """Refuse one request in four, and close the connection on another before it answers."""
     if count % 4 == 2:
         handler._send(503, {"error": {"message": "busy"}})
-    elif count % 4 == 3:
-        handler.close_connection = True
+    handler.close_connection = count % 4 == 3
     return count % 4 not in (2, 3)
 
 
@@ -71,8 +71,7 @@ HONEST = {
 def test_an_honest_server_is_not_called_a_fault(engine, name, monkeypatch):
     monkeypatch.setattr(client, "_PAUSE", 0.01)
     options, how, verdicts = HONEST[name]
-    with serving.serving(engine(**options), **how) as server:
-        found = checked(server)
+    found = checked(engine(**options), **how)
     assert found.verdict in verdicts, found.why
     assert ("no reuse seen" in found.why) == (name == "cache off")
 
@@ -92,9 +91,9 @@ def test_without_a_way_to_reuse_nothing_a_fault_can_only_be_plain_and_a_second_s
     deaf = engine(fault="positions off by one")
     deaf_answer = deaf.answer
     monkeypatch.setattr(deaf, "answer", lambda prompt, tokens, salt: deaf_answer(prompt, tokens, None))
-    with serving.serving(deaf) as server, serving.serving(engine(block=0)) as without:
-        alone = checked(server)
-        beside = checked(server, control=client.of(without.address))
+    alone = checked(deaf)
+    with serving.serving(engine(block=0)) as without:
+        beside = checked(deaf, control=client.of(without.address))
     assert alone.cold.startswith("only the first request")
     assert {each.kind for each in alone.comparisons} == {"repeat"}
     assert alone.verdict in ("cannot tell", "fault")
@@ -102,11 +101,10 @@ def test_without_a_way_to_reuse_nothing_a_fault_can_only_be_plain_and_a_second_s
 
 
 def test_a_server_that_does_not_count_what_it_reuses_gets_no_verdict_unless_it_is_a_fault(engine):
-    with serving.serving(engine(), reports=False) as server:
-        assert (found := checked(server)).verdict == "cannot tell"
-        assert "does not count" in found.why
-    with serving.serving(engine(fault="positions off by one"), reports=False) as server:
-        assert checked(server).verdict == "fault"
+    found = checked(engine(), reports=False)
+    assert found.verdict == "cannot tell"
+    assert "does not count" in found.why
+    assert checked(engine(fault="positions off by one"), reports=False).verdict == "fault"
 
 
 def test_a_server_that_dies_midway_is_judged_by_what_it_said(engine, monkeypatch, tmp_path):
@@ -119,8 +117,7 @@ def test_a_server_that_dies_midway_is_judged_by_what_it_said(engine, monkeypatch
     verdicts = {}
     for fault in ("", "positions off by one"):
         kept = tmp_path / f"{fault}.jsonl"
-        with serving.serving(engine(fault=fault), before=dying) as server:
-            found = check.check(client.of(server.address), None, LENGTHS, kept)
+        found = checked(engine(fault=fault), rows=kept, before=dying)
         verdicts[fault] = found.verdict
         assert len(found.comparisons) >= 4
         assert sum("text" in each for each in [json.loads(line) for line in kept.read_text("utf-8").splitlines()]) == 16
@@ -130,8 +127,7 @@ def test_a_server_that_dies_midway_is_judged_by_what_it_said(engine, monkeypatch
 def test_an_engine_without_log_probabilities_or_without_completions_gets_no_verdict(engine):
     bare = {"choices": [{"text": " river", "logprobs": None}], "usage": {"prompt_tokens": 3}}
     for *answer, said in ((200, bare, "no log-probabilities"), (404, {"detail": "Not Found"}, "status 404: Not Found")):
-        with serving.serving(engine(), before=answering(*answer)) as server:
-            found = checked(server)
+        found = checked(engine(), before=answering(*answer))
         assert (found.verdict, found.status) == ("cannot tell", 2)
         assert said in found.why
 
@@ -216,9 +212,8 @@ def test_bad_input_is_one_line_and_status_2(refused, monkeypatch, arguments, sai
 
 
 def test_of_several_models_one_must_be_named(engine, monkeypatch):
-    with serving.serving(engine()) as server:
-        monkeypatch.setattr(client.Client, "models", lambda _: ["one", "two"])
-        assert "2 models (one, two)" in refusal(checked, server)
+    monkeypatch.setattr(client.Client, "models", lambda _: ["one", "two"])
+    assert "2 models (one, two)" in refusal(checked, engine())
 
 
 def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by_one_is_a_fault(
@@ -232,7 +227,6 @@ def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
     for fault, verdict in (("", "rounding"), ("positions off by one", "fault")):
-        with serving.serving(serving.Engine(model, tokenizer, fault=fault)) as server:
-            # A length that is not whole blocks, whose requests are half as many.
-            found = checked(server, (17,), timeout=600)
+        # A length that is not whole blocks, whose requests are half as many.
+        found = checked(serving.Engine(model, tokenizer, fault=fault), (17,))
         assert found.verdict == verdict, found.why
