@@ -470,7 +470,7 @@ def test_shorter_files_of_a_folder_are_passed_over_and_too_few_longer_ones_refus
     own = settings.model_copy(update={"corpus": str(tmp_path)})
     assert [text.source for text in variants.texts(own, 2, 24)] == ["a.py", "c.py"]
     assert "at most 2, or lower n_tokens" in refusal(lambda: variants.texts(own, 3, 24))
-    assert "samples" in refusal(lambda: long_contexts.DRIFT.inputs(settings.model_copy(update={"n_long": 9})))
+    assert "ask for at most 6" in refusal(lambda: long_contexts.DRIFT.inputs(settings.model_copy(update={"n_long": 9})))
 
 
 def test_a_cache_whose_backend_is_not_installed_is_left_out_and_the_run_says_what_was(llama):
