@@ -129,18 +129,9 @@ def sweep_here(kvbook_here, monkeypatch):
     return swept
 
 
-def units(workplace: Path) -> list[str]:
-    return (workplace / "units").read_text().splitlines()
-
-
 def runs(workplace: Path) -> list[Path]:
     found = (workplace / "_build" / "runs").glob("*/*/run.json")
     return sorted(file.parent for file in found if file.parent.suffix != ".partial")
-
-
-def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 def files_of_runs(workplace: Path) -> dict[Path, int]:
@@ -157,9 +148,10 @@ def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
     }
     write(workplace, **asked)
     command = ("-m", "kvbook", "sweep", "sweep.yaml", "--workers", "2")
-    process = mini_book.start(workplace, *command, env=environment(workplace, KVBOOK_TEST_PAUSE="1"))
+    process = mini_book.start(workplace, *command, env=environment(workplace, KVBOOK_TEST_PAUSE="0.3"))
     mini_book.until(lambda: runs(workplace) or process.poll() is not None)
-    workers = workers_of(process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
     return SimpleNamespace(workplace=workplace, asked=asked, workers=workers, said=said, status=process.returncode)
@@ -188,7 +180,8 @@ def test_started_again_it_ends_complete_though_its_worker_is_killed_does_no_unit
     assert all(re.match(r"failed: layer_drift nosuch \d cpu: model 'nosuch' is neither", line) for line in failed)
     assert f"_build/runs: 6 ({6 - done} made now, {done} found), 3 failed" in last
     assert files.items() <= files_of_runs(swept.workplace).items()
-    assert len(set(units(swept.workplace))) == len(units(swept.workplace)), "a unit was done twice"
+    units = (swept.workplace / "units").read_text().splitlines()
+    assert len(set(units)) == len(units), "a unit was done twice"
     assert len(runs(swept.workplace)) == 6
     assert not list((swept.workplace / "_build" / "runs").glob("*/*.partial"))
     for folder in runs(swept.workplace):
