@@ -3,21 +3,28 @@
 import contextlib
 import io
 import json
-import subprocess
-import sys
 
 import papermill
 import pytest
+from papermill.exceptions import PapermillExecutionError
 
-from kvbook.paths import CHAPTERS, ROOT
+from kvbook.paths import BUILD, CHAPTERS, ROOT
 from kvreport.running.kernels import Build
 
 
 @pytest.fixture(scope="module")
-def kernel():
-    """The kernel that executes one chapter after the other, from the root: it imports the libraries once."""
+def execute(tmp_path_factory):
+    """Return a function that has papermill execute a chapter from the root, in a kernel that imports libraries once."""
+    out = tmp_path_factory.mktemp("executed") / "out.ipynb"
     with contextlib.closing(Build(io.StringIO(), 1)) as build:
-        yield lambda: build.kernel({}, ROOT)
+
+        def executed(chapter, parameters):
+            with build.kernel({}, ROOT) as km:
+                return papermill.execute_notebook(
+                    CHAPTERS / f"{chapter}.ipynb", out, parameters, km=km, kernel_name="python3", progress_bar=False
+                )
+
+        yield executed
 
 
 # A chapter, what its second model and its texts are called, a figure of it, and parameters.
@@ -30,14 +37,10 @@ def kernel():
 ])
 @pytest.mark.slow
 def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(
-    chapter, second, texts, figure, parameters, llama_folder, gpt2_folder, text_folder, tmp_path, kernel
+    chapter, second, texts, figure, parameters, llama_folder, gpt2_folder, text_folder, execute
 ):
     parameters = parameters | {second: str(gpt2_folder), "model": str(llama_folder), texts: str(text_folder)}
-    with kernel() as km:
-        executed = papermill.execute_notebook(
-            CHAPTERS / f"{chapter}.ipynb", tmp_path / "out.ipynb", parameters | {"n_samples": 2}, km=km,
-            kernel_name="python3", progress_bar=False,
-        )
+    executed = execute(chapter, parameters | {"n_samples": 2})
     outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
     pictures = [output["metadata"].get("image/png", {}) for output in outputs if "metadata" in output]
     assert figure in [picture.get("name") for picture in pictures]
@@ -47,12 +50,12 @@ def test_a_chapter_runs_on_a_folder_of_any_llama_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_bad_parameter_ends_papermill_in_one_clear_line_and_leaves_no_rows(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVBOOK_BUILD", str(tmp_path / "build"))
-    asked = f"papermill -k python3 chapters/06_layer_drift.ipynb {tmp_path}/out.ipynb --no-progress-bar -p n_tokens 0"
-    done = subprocess.run([sys.executable, "-m", *asked.split()], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    last = done.stderr.strip().splitlines()[-1]
+def test_a_bad_parameter_ends_papermill_in_one_clear_line_and_leaves_no_rows(execute):
+    rows = set((BUILD / "runs").glob("*/*"))
+    with pytest.raises(PapermillExecutionError) as ended:
+        execute("06_layer_drift", {"n_tokens": 0})
+    # What papermill's command prints last.
+    *_, last = str(ended.value).strip().splitlines()
     assert last.startswith("UserError: ")
     assert "n_tokens = 0: " in last
-    assert not (tmp_path / "build" / "runs").exists()
+    assert set((BUILD / "runs").glob("*/*")) == rows

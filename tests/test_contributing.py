@@ -81,7 +81,11 @@ def checkout(tmp_path_factory, real_model):
 
 
 @pytest.fixture(scope="module")
-def run(checkout):
+def said(checkout):
+    """Build the chapter, run and publish its experiments, try the new path, and run tests, in one process.
+
+    The tests are the chapter's own, the rules for notebooks and imports, and the new path's.
+    """
     path = os.pathsep.join([str(checkout / "src"), os.environ["PYTHONPATH"]])
     environment = mini_book.environment(checkout, PYTHONPATH=path, PROFILE="smoke")
 
@@ -90,16 +94,9 @@ def run(checkout):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    return run
-
-
-@pytest.fixture(scope="module")
-def said(run):
-    """Build the chapter, run and publish its experiments, and try the new path, in one process; what that says."""
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
     run("git", "init", "-q")
     run("git", "add", ".")
-    run(*git, "commit", "-qm", "A chapter")
+    run("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "A chapter")
     commands = (
         "build 15_cache_bytes", "run cache_bytes lengths=4,8 model=pythia weights=random", "run token_bytes",
         "check llama --thorough --dtypes float32 --samples 1 --tokens 8",
@@ -107,16 +104,11 @@ def said(run):
     )
     asked = "from kvreport.publishing import evaluated\nbook = evaluated.published('cache_bytes')\n"
     told = "print(book['numbers'], book['statements']['as-predicted']['outcome'])\n"
-    of_page = "from kvreport.site import running\nassert 'reordered cache' in running.paths()"
-    return run(sys.executable, "-c", mini_book.COMMANDS, *commands, asked + told + of_page)
-
-
-@pytest.fixture(scope="module")
-def passed(run):
-    """Run its own tests, the rules for notebooks and imports, and the new path's; what pytest says."""
-    chosen = "-k", "not test_execution_paths or reordered"
+    of_page = "from kvreport.site import running\nassert 'reordered cache' in running.paths()\n"
     files = [f"tests/test_{name}.py" for name in ("cache_bytes", "notebooks", "imports", "execution_paths")]
-    return run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen, *files)
+    chosen = ["-v", "-p", "no:cacheprovider", "-k", "not test_execution_paths or reordered", *files]
+    of_tests = f"import pytest\nassert not pytest.main({chosen})\n"
+    return run(sys.executable, "-c", mini_book.COMMANDS, *commands, asked + told + of_page + of_tests)
 
 
 def test_a_guide_touches_no_more_files_than_it_says():
@@ -141,12 +133,12 @@ def test_published_its_sentence_has_its_number_and_its_statement_holds(said):
     assert "} holds\n" in said
 
 
-def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(passed):
+def test_its_own_tests_pass_and_the_rules_for_notebooks_and_imports_hold(said):
     for name in ("cache_bytes", "notebooks", "imports"):
-        assert re.search(f"^tests/test_{name}.py::.* PASSED", passed, re.MULTILINE)
+        assert re.search(f"^tests/test_{name}.py::.* PASSED", said, re.MULTILINE)
 
 
-def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(passed, said, checkout):
+def test_the_new_path_is_in_the_check_the_atlas_and_the_page_and_finds_its_fault(said, checkout):
     assert re.search("^path +reordered cache +(rounding|exact): ", said, re.MULTILINE)
     assert '"reordered cache, drift"' in (checkout / "_build/atlas.jsonl").read_text("utf-8")
-    assert len(re.findall("^tests/test_execution_paths.py::.*reordered.* PASSED", passed, re.MULTILINE)) == 2
+    assert len(re.findall("^tests/test_execution_paths.py::.*reordered.* PASSED", said, re.MULTILINE)) == 2

@@ -76,18 +76,22 @@ def test_the_sweeps_that_ship_can_be_read():
 # How it runs
 
 # Notes every unit that any process finishes: what was done twice stands there twice. Units take a while if they are
-# asked to.
+# asked to, and where there is the file, the process that has finished one takes it away and kills itself.
 NOTING = """
-import os, time
+import os, pathlib, signal, time
 from kvbook import garbage
 garbage.look_less_often()
 from kvbook.runs import records
 append = records.Writer.append
+workplace = pathlib.Path(os.environ["KVBOOK_BUILD"]).parent
 def noting(self, unit, rows):
     append(self, unit, rows)
     time.sleep(float(os.environ.get("KVBOOK_TEST_PAUSE", "0")))
-    with open(os.environ["KVBOOK_TEST_UNITS"], "a") as file:
+    with open(workplace / "units", "a") as file:
         file.write(f"{self._rows.parent.name.removesuffix('.partial')} {unit}\\n")
+    if (workplace / "death").exists():
+        (workplace / "death").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 records.Writer.append = noting
 """
 
@@ -106,14 +110,8 @@ def workplace(tmp_path, text_folder):
 def environment(workplace: Path, **more: str) -> dict[str, str]:
     return os.environ | {
         "KVBOOK_BUILD": str(workplace / "_build"),
-        "KVBOOK_TEST_UNITS": str(workplace / "units"),
         "PYTHONPATH": os.pathsep.join([str(workplace), str(paths.ROOT / "src")]),
     } | more
-
-
-def start(workplace: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    command = ("-m", "kvbook", "sweep", "sweep.yaml", *arguments)
-    return mini_book.start(workplace, *command, env=environment(workplace, **more), stderr=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -131,18 +129,9 @@ def sweep_here(kvbook_here, monkeypatch):
     return swept
 
 
-def units(workplace: Path) -> list[str]:
-    return (workplace / "units").read_text().splitlines()
-
-
 def runs(workplace: Path) -> list[Path]:
     found = (workplace / "_build" / "runs").glob("*/*/run.json")
     return sorted(file.parent for file in found if file.parent.suffix != ".partial")
-
-
-def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 def files_of_runs(workplace: Path) -> dict[Path, int]:
@@ -151,66 +140,54 @@ def files_of_runs(workplace: Path) -> dict[Path, int]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory, text_folder, llama_folder, gpt2_folder):
-    """A sweep of which a worker was killed."""
+    """A sweep that was interrupted after its first cell."""
     workplace = prepared(tmp_path_factory.mktemp("swept"), text_folder)
     asked = {
-        "experiment": "layer_drift", "model": [str(llama_folder), str(gpt2_folder)], "length": [6, 8],
+        "experiment": "layer_drift", "model": [str(llama_folder), str(gpt2_folder)], "length": [6, 7, 8],
         "device": "cpu", "settings": SETTINGS | {"dtypes": ["float32", "bfloat16"]},
     }
     write(workplace, **asked)
-    process = start(workplace, "--workers", "2", KVBOOK_TEST_PAUSE="0.3")
-    mini_book.until(lambda: len(runs(workplace)) >= 2 or process.poll() is not None)
-    victims = workers_of(process)
-    # In the middle of a cell, not between two.
-    mini_book.until(lambda: list((workplace / "_build" / "runs").glob("*/*.partial/rows.csv")))
-    victims[0].send_signal(signal.SIGKILL)
-    said, noted = process.communicate(timeout=300)
-    assert process.returncode == 0, said + noted
-    return SimpleNamespace(workplace=workplace, asked=asked, victims=victims, said=said, noted=noted)
+    command = ("-m", "kvbook", "sweep", "sweep.yaml", "--workers", "2")
+    process = mini_book.start(workplace, *command, env=environment(workplace, KVBOOK_TEST_PAUSE="0.3"))
+    mini_book.until(lambda: runs(workplace) or process.poll() is not None)
+    children = psutil.Process(process.pid).children(recursive=True)
+    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    return SimpleNamespace(workplace=workplace, asked=asked, workers=workers, said=said, status=process.returncode)
 
 
-def test_a_sweep_with_a_worker_killed_midway_ends_complete_and_no_cell_is_done_twice(swept):
-    assert len(swept.victims) == 2
-    assert re.search(r"_build/runs: 4 \(.*\), 0 failed", swept.said)
-    assert not swept.victims[0].is_running()
-    assert re.search(r"sweep +\d+:\d+ +\d/4 cells, 0 failed: layer_drift ", swept.noted)
-    assert len(set(units(swept.workplace))) == len(units(swept.workplace)), "a unit was done twice"
-    assert len(runs(swept.workplace)) == 4
+def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(swept):
+    assert swept.status == 2
+    assert swept.said.strip().splitlines()[-1].startswith("kvbook: interrupted; what was finished is kept")
+    assert re.search(r"sweep +\d+:\d+ +\d/6 cells, 0 failed: layer_drift ", swept.said)
+    assert "Traceback" not in swept.said
+    gone, alive = psutil.wait_procs(swept.workers, timeout=20)
+    assert (len(gone), alive) == (2, [])
+
+
+def test_started_again_it_ends_complete_though_its_worker_is_killed_does_no_unit_twice_and_a_bad_cell_fails_alone(
+    swept, sweep_here
+):
+    files, done = files_of_runs(swept.workplace), len(runs(swept.workplace))
+    write(swept.workplace, **swept.asked | {"model": [*swept.asked["model"], "nosuch"]})
+    (swept.workplace / "death").touch()
+    again = sweep_here(swept.workplace, "--workers", "1")
+    assert not (swept.workplace / "death").exists()
+    assert again.returncode == 1
+    *failed, last = again.stdout.splitlines()
+    assert len(failed) == 3
+    assert all(re.match(r"failed: layer_drift nosuch \d cpu: model 'nosuch' is neither", line) for line in failed)
+    assert f"_build/runs: 6 ({6 - done} made now, {done} found), 3 failed" in last
+    assert files.items() <= files_of_runs(swept.workplace).items()
+    units = (swept.workplace / "units").read_text().splitlines()
+    assert len(set(units)) == len(units), "a unit was done twice"
+    assert len(runs(swept.workplace)) == 6
     assert not list((swept.workplace / "_build" / "runs").glob("*/*.partial"))
     for folder in runs(swept.workplace):
         rows = pd.read_csv(folder / "rows.csv")
         assert set(rows["sample"]) == set(range(3))
         assert not rows.duplicated(["sample", "dtype", "place", "layer"]).any()
-
-
-def test_a_sweep_that_is_started_again_does_nothing_twice_and_a_cell_that_cannot_be_run_fails_alone_in_one_line(
-    swept, sweep_here
-):
-    done, files = units(swept.workplace), files_of_runs(swept.workplace)
-    write(swept.workplace, **swept.asked | {"model": [*swept.asked["model"], "nosuch"]})
-    again = sweep_here(swept.workplace, "--workers", "1")
-    assert again.returncode == 1
-    *failed, last = again.stdout.splitlines()
-    assert len(failed) == 2
-    assert all(re.match(r"failed: layer_drift nosuch \d cpu: model 'nosuch' is neither", line) for line in failed)
-    assert "_build/runs: 4 (" in last
-    assert "(0 made now, 4 found), 2 failed" in last
-    assert units(swept.workplace) == done
-    assert files_of_runs(swept.workplace) == files
-
-
-def test_an_interrupted_sweep_ends_in_one_line_and_leaves_no_worker(workplace, llama_folder):
-    write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 7, 8], settings=SETTINGS)
-    process = start(workplace, "--workers", "1")
-    mini_book.until(lambda: len(runs(workplace)) >= 1)
-    workers = workers_of(process)
-    process.send_signal(signal.SIGINT)
-    _, noted = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert noted.strip().splitlines()[-1].startswith("kvbook: interrupted; what was finished is kept")
-    assert "Traceback" not in noted
-    gone, alive = psutil.wait_procs(workers, timeout=20)
-    assert (len(gone), alive) == (1, [])
 
 
 SERVE = """
@@ -240,9 +217,8 @@ def test_an_existing_scheduler_is_used_and_its_workers_send_their_runs(
 ):
     write(workplace, experiment="layer_drift", model=str(llama_folder), length=[6, 8], settings=SETTINGS)
     done = sweep_here(workplace, "--scheduler", scheduler)
-    assert done.returncode == 0, done.stderr
-    assert "_build/runs: 2 (" in done.stdout
-    assert "(2 made now" in done.stdout
+    assert done.returncode == 0, done.stdout
+    assert "_build/runs: 2 (2 made now" in done.stdout
     # Cells for a GPU would wait there for ever.
     write(workplace, experiment="layer_drift", model=str(llama_folder), device="cuda")
     assert "declares a GPU" in refused("sweep", "sweep.yaml", "--scheduler", scheduler)
@@ -327,8 +303,7 @@ def test_a_sweep_runs_on_the_workers_that_slurm_starts(workplace, llama_folder, 
     told = {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(workplace)}
     done = sweep_here(workplace, "--slurm", "slurm.yaml", **told)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "_build/runs: 2 (" in done.stdout
-    assert "(2 made now" in done.stdout
+    assert "_build/runs: 2 (2 made now" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     script = (workplace / "job.sh").read_text()
     assert "tls://" in script

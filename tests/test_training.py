@@ -88,12 +88,9 @@ def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path,
     assert weights[0] == weights[1]
 
 
-def test_unigram_equals_what_one_computes_by_hand():
+def test_baselines_equal_what_one_computes_by_hand():
     found = baselines.unigram_nats(np.array([0, 0, 1]), np.array([0, 1]), 2)
     assert found == pytest.approx(-(np.log(3 / 5) + np.log(2 / 5)) / 2)
-
-
-def test_bigram_equals_what_one_computes_by_hand():
     # After 0 come 1, 1: T = 1, c = 2; unigram of 1 is (2 + 1) / (5 + 3).
     found = baselines.bigram_nats(np.array([0, 1, 0, 1, 2]), np.array([0, 1]), 3)
     assert found == pytest.approx(-np.log((2 + 1 * 3 / 8) / 3))
