@@ -390,21 +390,19 @@ def test_an_issue_on_gitlab_is_asked_for_in_its_own_words():
 
 
 def test_what_changed_is_the_release_notes_after_the_first_with_links_that_lead_somewhere(tmp_path, monkeypatch):
-    root = paths.ROOT
-    shutil.copy(root / "CITATION.cff", tmp_path)
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/book")
+    written = inserts.fill("<!-- part: changes -->", [], tmp_path / "pages")
+    changes = (paths.ROOT / "CHANGELOG.md").read_text()
+    assert written.count("\n## ") + 1 == len(re.findall(r"^## ", changes, re.MULTILINE)) - 1
+    shutil.copy(paths.ROOT / "CITATION.cff", tmp_path)
     notes = "# Changelog\n\n## 0.2.0, x\n\n- [a](pages/answers.md) [n](changelog/0.2.0.md)\n\n## 0.1.0, y\n\n- old\n"
     (tmp_path / "CHANGELOG.md").write_text(notes)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
-    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/book")
     told = inserts.fill("<!-- part: changes -->", [], tmp_path / "pages")
     assert told.startswith("## 0.2.0, x\n\n- [a](answers.md) [n](https://github.com/somebody/book/blob/main/changelog/")
     assert "old" not in told
     monkeypatch.setattr(origin, "find_repository", lambda _: None)
     assert "n (`changelog/0.2.0.md`)" in inserts.fill("<!-- part: changes -->", [], tmp_path / "pages")
-    monkeypatch.setattr(paths, "ROOT", root)
-    written = inserts.fill("<!-- part: changes -->", [], root / "pages")
-    changes = (root / "CHANGELOG.md").read_text()
-    assert written.count("\n## ") + 1 == len(re.findall(r"^## ", changes, re.MULTILINE)) - 1
 
 
 def test_the_contents_take_up_every_chapter_once_and_in_the_order_of_their_names():
