@@ -15,6 +15,7 @@ from kvreport.running import catalogue
 
 imports_of = functools.cache(fingerprint.imports_of)
 SRC = Path(__file__).parents[1] / "src"
+BOTH = ("kvbook", "kvreport")
 LIBRARY, REPORT = SRC.parent / "pyproject.toml", SRC / "kvreport" / "pyproject.toml"
 
 # From the document to the page: the library's parts first, then the report's. What the modules of a part import of one
@@ -46,23 +47,14 @@ BROUGHT = {"huggingface_hub", "packaging", "tokenizers"}
 POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}
 
 
-def modules(package: str) -> dict[str, str]:
-    """Return the source of every module by its dotted name."""
+@functools.cache
+def modules(*packages: str) -> dict[str, str]:
+    """Return the source of every module of packages by its dotted name."""
     found = {}
-    for path in sorted((SRC / package).rglob("*.py")):
+    for path in sorted(path for package in packages for path in (SRC / package).rglob("*.py")):
         name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
         found[name] = path.read_text("utf-8")
     return found
-
-
-@pytest.fixture(scope="module")
-def library() -> dict[str, str]:
-    return modules("kvbook")
-
-
-@pytest.fixture(scope="module")
-def sources(library) -> dict[str, str]:
-    return library | modules("kvreport")
 
 
 def part(module: str) -> str | None:
@@ -145,9 +137,9 @@ def undeclared(sources: dict[str, str], *projects: Path) -> list[str]:
     ]
 
 
-def test_every_module_imports_only_from_those_above_it_and_the_library_never_the_report(sources, library):
-    assert against_the_flow(sources) == []
-    assert not [name for name, source in library.items() if re.search(r"(import|from) kvreport", source)]
+def test_every_module_imports_only_from_those_above_it_and_the_library_never_the_report():
+    assert against_the_flow(modules(*BOTH)) == []
+    assert not [name for name, source in modules("kvbook").items() if re.search(r"(import|from) kvreport", source)]
 
 
 @pytest.mark.parametrize(("module", "source", "n_faults"), [
@@ -163,13 +155,14 @@ def test_control_an_import_against_the_flow_is_found_and_one_with_it_is_no_fault
     assert len(against_the_flow({module: source})) == n_faults
 
 
-def test_no_module_reaches_itself_and_control_a_circle_is_found(sources):
-    assert circles(sources) == []
+def test_no_module_reaches_itself_and_control_a_circle_is_found():
+    assert circles(modules(*BOTH)) == []
     pair = {"kvbook.garbage": "from kvbook import paths", "kvbook.paths": "import kvbook.garbage"}
     assert circles(pair) == ["kvbook.garbage", "kvbook.paths"]
 
 
-def test_what_must_start_quickly_and_what_draws_a_page_imports_nothing_that_computes_directly_or_not(sources):
+def test_what_must_start_quickly_and_what_draws_a_page_imports_nothing_that_computes_directly_or_not():
+    sources = modules(*BOTH)
     drawing = {name for name in sources if chapter(name) and (name.endswith(DRAWS) or name.count(".") == 2)}
     assert len(drawing) >= 12 * (len(DRAWS) + 1)
     light = drawing | {name for name in sources if name in LIGHT or part(name) in LIGHT}
@@ -187,22 +180,22 @@ def test_control_a_library_that_computes_is_found_behind_two_imports():
     assert computing_behind("kvreport.chapters.layer_drift.figures", sources) == []
 
 
-def test_the_library_can_be_imported_where_posix_is_missing(library):
-    assert {name: found for name, source in library.items() if (found := POSIX & imports_at_the_top(source))} == {}
+def test_the_library_can_be_imported_where_posix_is_missing():
+    assert {name for name, source in modules("kvbook").items() if POSIX & imports_at_the_top(source)} == set()
     assert imports_at_the_top("import resource\n") & POSIX, "control"
 
 
-def test_the_library_imports_only_what_it_declares(library):
-    assert undeclared(library, LIBRARY) == ["kvbook.diagnosis.pytest_plugin imports pytest"]
+def test_the_library_imports_only_what_it_declares():
+    assert undeclared(modules("kvbook"), LIBRARY) == ["kvbook.diagnosis.pytest_plugin imports pytest"]
     # Control: a library that only this book's pins bring.
     foreign = {"kvbook.models.hub": "import httpx2\nfrom huggingface_hub import errors"}
     assert undeclared(foreign, LIBRARY) == ["kvbook.models.hub imports httpx2"]
 
 
-def test_an_experiment_runs_on_a_machine_with_the_packages_own_dependencies(sources):
+def test_an_experiment_runs_on_a_machine_with_the_packages_own_dependencies():
     # The catalogue finds them by itself, so that no import of its own leads to them.
     measuring = {experiment.measure.__module__ for experiment in catalogue.EXPERIMENTS.values()}
     assert len(measuring) > 20
     roots = {"kvreport.running.catalogue", *measuring}
-    needed = {name: sources[name] for root in roots for name in fingerprint.reached(root)}
+    needed = {name: modules(*BOTH)[name] for root in roots for name in fingerprint.reached(root)}
     assert [line for line in undeclared(needed, LIBRARY, REPORT) if not line.endswith(" imports kvreport")] == []

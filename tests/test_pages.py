@@ -95,8 +95,11 @@ def test_a_page_is_as_it_must_be(page, judged, address, site, path):
 
 
 @pytest.mark.parametrize("path", CHAPTER_PAGES)
-def test_a_chapters_parameters_are_below_its_figures_and_folded_with_how_it_was_run(site, path):
+def test_a_chapter_shows_figures_tables_and_no_traceback_and_below_folded_how_it_was_run(site, path):
     article = soup(site / path).find("article")
+    assert article.select("figure img")
+    assert article.select("table.kvbook-table")
+    assert not article.select(".traceback, .stderr")
     assert article.select("figure, .tag_parameters")[0].name == "figure"
     folded = [each.summary.get_text(" ", strip=True) for each in article.select("#behind-this-page details.kvbook-run")]
     assert folded[-3:] == ["Your run against the book", "Parameters", "How this was run"]
@@ -313,14 +316,8 @@ def test_a_link_to_the_last_figure_leads_to_it_though_the_pictures_above_have_no
         assert -50 <= top <= page_rules.WIDE["height"] / 2
 
 
-def test_every_chapter_shows_figures_tables_and_no_traceback_and_the_gallery_leads_to_all(page, address, site):
-    shown = 0
-    for path in CHAPTER_PAGES:
-        article = soup(site / path).find("article")
-        assert article.select("figure img"), path
-        assert article.select("table.kvbook-table"), path
-        assert not article.select(".traceback, .stderr"), path
-        shown += len(article.select("figure img"))
+def test_the_gallery_leads_to_all_figures_of_all_chapters(page, address, site):
+    shown = sum(len(soup(site / path).select("article figure img")) for path in CHAPTER_PAGES)
     page.goto(address + "pages/figures.html")
     # That one of them leads there is seen where somebody asks how to cite it.
     assert page.locator(".kvbook-tile a[href*='#fig-'] > img").count() == shown > 0
@@ -348,20 +345,14 @@ HARM = {
 }
 
 
-@pytest.fixture(scope="module")
-def harmed_faults(tab, judged, tmp_path_factory, site):
-    """All harms on one page, visited once; what was found."""
-    folder = shutil.copytree(site, tmp_path_factory.mktemp("harmed") / "html")
-    page = folder / CHAPTER_PAGES[0]
-    html, own = page.read_text("utf-8"), soup(page).select_one("article figure img")["src"]
-    page.write_text(html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8")
+def test_control_each_fault_of_a_page_that_has_all_is_found_and_named(page, judged, tmp_path, site):
+    folder = shutil.copytree(site, tmp_path / "html")
+    file = folder / CHAPTER_PAGES[0]
+    html, own = file.read_text("utf-8"), soup(file).select_one("article figure img")["src"]
+    file.write_text(html.replace("</article>", "".join(HARM.values()).replace("{own}", own) + "</article>", 1), "utf-8")
     with page_rules.serve(folder) as address:
-        return page_rules.faults(tab, judged, address, CHAPTER_PAGES[0], folder)
-
-
-@pytest.mark.parametrize("fault", HARM)
-def test_control_each_fault_is_found_and_named(harmed_faults, fault):
-    assert any(line.startswith(fault) for line in harmed_faults), harmed_faults
+        found = page_rules.faults(page, judged, address, CHAPTER_PAGES[0], folder)
+    assert [fault for fault in HARM if not any(line.startswith(fault) for line in found)] == [], found
 
 
 def test_no_page_names_a_folder_of_this_machine(site, tmp_path):

@@ -66,30 +66,22 @@ def test_a_default_build_takes_the_trained_model_where_it_is_there(book, monkeyp
     assert plan(book, asked)[0].values()["n"] == n
 
 
-def test_a_recorded_run_makes_only_the_chapter_stale_that_cites_it(book):
-    before = digests(book)
-    folder = paths.RECORDED_RUNS / "counting" / "any__none__00000000"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text("{}")
-    assert digests(book) == before
-    paths.EVIDENCE.write_text(json.dumps({"cubes": {"role": ["counting/any__none__00000000"]}}))
-    assert alike(digests(book), before) == [True, False]
-
-
-def test_only_data_that_a_chapter_names_makes_it_stale(book):
-    before = digests(book)
-    (book / "data" / "other.csv").write_text("y\n1\n")
-    assert digests(book) == before
-    (book / "data" / "numbers.csv").write_text("x\n9\n")
-    assert alike(digests(book), before) == [False, False]
-
-
-def test_a_chapter_that_uses_a_packaged_model_is_stale_once_that_is_there_and_no_other(book, monkeypatch):
+def test_data_recorded_runs_and_packaged_models_make_stale_what_names_or_cites_them_alone(book, monkeypatch):
     (book / "code" / "cubes" / "chapter.yaml").write_text(f"{ABOUT}packages: [smollm2]\n")
     monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": None})
-    before = digests(book)
+    before, run = digests(book), "counting/any__none__00000000"
+    (paths.RECORDED_RUNS / run).mkdir(parents=True)
+    (paths.RECORDED_RUNS / run / "run.json").write_text("{}")
+    (book / "data" / "other.csv").write_text("y\n1\n")
+    assert digests(book) == before
     monkeypatch.setattr(planning.packages, "state", lambda: {"smollm2": "0" * 64})
-    assert alike(digests(book), before) == [True, False]
+    there = digests(book)
+    assert alike(there, before) == [True, False]
+    paths.EVIDENCE.write_text(json.dumps({"squares": {"role": [run]}}))
+    cited = digests(book)
+    assert alike(cited, there) == [False, True]
+    (book / "data" / "numbers.csv").write_text("x\n9\n")
+    assert alike(digests(book), cited) == [False, False]
 
 
 @pytest.mark.parametrize("content", [
