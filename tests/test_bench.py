@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from planted import MACHINE, run_of
 from refusing import refusal
-from test_static_cache import TIMES, made_rows
+from test_static_cache import timed
 
 from kvbook import paths
 from kvbook.runs import records
@@ -40,7 +40,7 @@ def made_up(monkeypatch, runs, llama_folder):
     def give(rows):
         return lambda settings: asked.append(settings) or SimpleNamespace(rows=rows)
 
-    monkeypatch.setattr(bench.static_speed, "EXPERIMENT", SimpleNamespace(run=give(made_rows(TIMES))))
+    monkeypatch.setattr(bench.static_speed, "EXPERIMENT", SimpleNamespace(run=give(timed()["static_speed"])))
     monkeypatch.setattr(switch.cost, "EXPERIMENT", SimpleNamespace(run=give(costs(1.25))))
     seconds = {static_rows.ONE_CALL: 0.01, static_rows.OURS: 0.02, "generate": 0.04, static_rows.MEMORY: 0.009}
     calls = [{"repeat": n, "program": name, "step_s": step} for n in range(3) for name, step in seconds.items()]

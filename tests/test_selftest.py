@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from test_static_cache import TIMES, made_rows
+from test_static_cache import timed
 
 from kvbook import fingerprint, paths
 from kvbook.settings import Settings
@@ -19,7 +19,7 @@ def small(monkeypatch, runs):
     monkeypatch.setattr(selftest, "SHAPES", {"small": ("llama", "untrained")})
     texts = selftest.check.samples_of
     monkeypatch.setattr(selftest.check, "samples_of", lambda *of, **_: texts(*of, n_samples=2, n_tokens=16))
-    decoding = SimpleNamespace(name="static_speed", run=lambda asked: SimpleNamespace(rows=made_rows(TIMES)))
+    decoding = SimpleNamespace(name="static_speed", run=lambda asked: SimpleNamespace(rows=timed()["static_speed"]))
     monkeypatch.setattr(selftest.speed, "EXPERIMENT", decoding)
 
 
@@ -75,7 +75,7 @@ def test_the_books_own_numbers_stand_with_those_of_the_device(small, monkeypatch
     monkeypatch.setattr(selftest, "PARTS", {"decode": selftest.decodes})
     # The book has a recorded run of this.
     assert len(selftest.found.printed("static_cache")["static_speed"]) > 0
-    book = selftest.found.of_runs("static_cache", {"static_speed": SimpleNamespace(rows=made_rows(TIMES))})
+    book = selftest.found.of_runs("static_cache", {"static_speed": SimpleNamespace(rows=timed()["static_speed"])})
     monkeypatch.setattr(selftest.found, "printed", lambda _: book)
     rows = selftest.EXPERIMENT.run(Settings(seed=9)).rows
     assert (rows["value"].astype(float) == rows["published"]).all()
