@@ -145,10 +145,10 @@ def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
         table.append(
             {
                 "processor": _label(found, "operation_replay"),
-                "kernel of linear layers": listed(linear["kernel"].unique()),
                 "calls that differ": with_units([estimate], "files", "{:.1%}"),
                 "in": _among([name for name in linear["operation"].unique() if name in names], every) or "none",
                 "one row adds": _adds(linear[one]), "more rows add": _adds(linear[~one]),
+                "kernel of linear layers": listed(linear["kernel"].unique()),
             }
         )
     return pd.DataFrame(table)
