@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,14 +33,21 @@ def of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def once_a_content(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Have a process read a file once for each content, which size and date tell apart."""
+    known = functools.cache(lambda path, _size, _changed: read(path))
+
+    @functools.wraps(read)
+    def reading(path: Path) -> Any:
+        about = path.stat()
+        return known(path.absolute(), about.st_size, about.st_mtime_ns)
+
+    return reading
+
+
+@once_a_content
 def of_large_file(path: Path) -> str:
     """Hash a file's bytes once per process and content: experiments ask for the same gigabyte often."""
-    about = path.stat()
-    return _of_file_as_it_is(path.absolute(), about.st_size, about.st_mtime_ns)
-
-
-@functools.cache
-def _of_file_as_it_is(path: Path, _size: int, _changed: int) -> str:
     return of_file(path)
 
 
@@ -128,8 +135,8 @@ def _parsed(source: str) -> _Source:
     return _Source(imports, hashlib.sha256(ast.dump(tree).encode()).hexdigest())
 
 
-@functools.cache
-def _source_as_it_is(path: Path, _size: int, _changed: int) -> str:
+@once_a_content
+def _source_sha256(path: Path) -> str:
     return _read(path.read_text("utf-8")).sha256
 
 
@@ -143,8 +150,7 @@ def of_source(modules: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for module in everything:
         if path := _file_of(module):
-            about = path.stat()
-            digest.update(f"{module} {_source_as_it_is(path, about.st_size, about.st_mtime_ns)}\n".encode())
+            digest.update(f"{module} {_source_sha256(path)}\n".encode())
             for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".html", ".tables.yaml"))):
                 digest.update(f"{beside.name} {of_file(beside)}\n".encode())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Where everything lies.
+"""Where everything lies, and how a file gets there whole.
 
 The repository's root is the book. `KVBOOK_ROOT` overrides the search, for a package that was installed without its
 checkout.
@@ -47,3 +47,14 @@ EXECUTED = BUILD / "executed"
 RUNS = BUILD / "runs"
 FIGURES = BUILD / "figures"
 HTML = BUILD / "html"
+
+
+def keep(file: Path, content: bytes) -> Path:
+    """Write a file whole or not at all; one that has this content stays, so that nobody takes it for new."""
+    if not file.is_file() or file.read_bytes() != content:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes may keep the same at once.
+        part = file.with_name(f".{file.name}.{os.getpid()}.partial")
+        part.write_bytes(content)
+        part.replace(file)
+    return file

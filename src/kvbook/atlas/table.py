@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook import UserError
+from kvbook import UserError, paths
 from kvbook.atlas import PADDED, PATHS, RIGHT, STATIC, WHOLE
 from kvbook.diagnosis.outcome import PADDING_COUNTS
 from kvbook.diagnosis.verdict import kind_of
@@ -125,8 +125,4 @@ def write(rows: list[dict[str, Any]], path: Path) -> None:
     else:
         flat = pd.DataFrame(ordered).map(lambda value: json.dumps(value) if isinstance(value, dict) else value)
         content = flat.to_csv(index=False)
-    # Written beside it and moved, so that nothing is there by halves.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(content)
-    beside.replace(path)
+    paths.keep(path, content.encode())

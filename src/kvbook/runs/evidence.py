@@ -8,7 +8,6 @@
 """
 
 import copy
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from kvbook import UserError, paths, refusing
+from kvbook import UserError, fingerprint, paths, refusing
 from kvbook.runs import records
 from kvbook.settings import read_yaml
 
@@ -48,15 +47,11 @@ HEADER = "# Published evidence: which recorded runs the book cites, by chapter a
 
 def manifest() -> Manifest:
     """Read the manifest: chapter, role, folders; without one, nothing is cited."""
-    file = paths.EVIDENCE
-    if not file.is_file():
-        return {}
-    about = file.stat()
-    return copy.deepcopy(_manifest_as_it_is(file, about.st_size, about.st_mtime_ns))
+    return copy.deepcopy(_manifest_in(paths.EVIDENCE)) if paths.EVIDENCE.is_file() else {}
 
 
-@functools.cache
-def _manifest_as_it_is(file: Path, _size: int, _changed: int) -> Manifest:
+@fingerprint.once_a_content
+def _manifest_in(file: Path) -> Manifest:
     """Read the manifest once for each content: a build asks for it hundreds of times."""
     with refusing(f"{file} must hold <chapter>: {{<role>: [<experiment>/<folder>, ...]}}", ValidationError):
         content = _FORM.validate_python(read_yaml(file) or {})
@@ -207,6 +202,4 @@ def cite(chapter: str, role: str, folder: Path) -> None:
     named = content.setdefault(chapter, {}).setdefault(role, [])
     if (name := folder.relative_to(paths.RECORDED_RUNS).as_posix()) not in named:
         named.append(name)
-    staged = paths.EVIDENCE.with_suffix(".partial")
-    staged.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=1000), "utf-8")
-    staged.replace(paths.EVIDENCE)
+    paths.keep(paths.EVIDENCE, (HEADER + yaml.safe_dump(content, sort_keys=False, width=1000)).encode())

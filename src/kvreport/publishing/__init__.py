@@ -1,6 +1,5 @@
 """What chapters publish: figures, tables, numbers, rules, verdicts and citations."""
 
-import os
 import re
 from pathlib import Path
 
@@ -21,14 +20,3 @@ LEFT_OUT_VARIABLE = "KVBOOK_LEFT_OUT"
 def chapter_name(stem: str) -> str:
     """Name the folder of code of a notebook: its own name without the number in front."""
     return re.sub(r"^\d+_", "", stem)
-
-
-def keep(file: Path, content: bytes) -> Path:
-    """Write a file whole or not at all; one that has this content stays, so that nobody takes it for new."""
-    if not file.is_file() or file.read_bytes() != content:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # Two processes may keep the same at once.
-        part = file.with_name(f".{file.name}.{os.getpid()}.partial")
-        part.write_bytes(content)
-        part.replace(file)
-    return file

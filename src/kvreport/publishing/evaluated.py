@@ -4,7 +4,6 @@ What the published runs give is kept in ``_build/statements/<chapter>.json``, wh
 ``<chapter>.yours.json``, until the rows or the chapter's code change.
 """
 
-import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from kvbook import UserError, fingerprint, paths
 from kvbook.models.corpus import POPULATIONS
 from kvbook.runs import evidence, records
-from kvreport.publishing import chapter_name, keep, measures, processors, statements, wording
+from kvreport.publishing import chapter_name, measures, processors, statements, wording
 from kvreport.publishing import found as found_in
 from kvreport.publishing.found import Found
 from kvreport.publishing.judging import NOT_RECORDED
@@ -63,13 +62,12 @@ def roles(chapter: str) -> set[str]:
     """List the numbers that the chapter's prose and other pages ask for by a measure's name."""
     files = [(path, None) for path in paths.CHAPTERS.glob("*.ipynb") if chapter_name(path.stem) == chapter]
     files += [(path, chapter) for path in (paths.ROOT / "index.md", *(paths.ROOT / "pages").rglob("*.md"))]
-    there = [(path, path.stat(), named) for path, named in files if path.is_file()]
-    asked = [(_asked_in(path, about.st_size, about.st_mtime_ns), named) for path, about, named in there]
+    asked = [(_asked_in(path), named) for path, named in files if path.is_file()]
     return {what for roles, named in asked for of, what in roles if of == named} - {PROCESSOR}
 
 
-@functools.cache
-def _asked_in(path: Path, _size: int, _changed: int) -> set[tuple[str | None, str]]:
+@fingerprint.once_a_content
+def _asked_in(path: Path) -> set[tuple[str | None, str]]:
     """Find the numbers that a file asks for, and of which chapter: a build asks for them a hundred times."""
     # In a notebook's file quotation marks are escaped.
     text = path.read_text("utf-8").replace('\\"', '"')
@@ -84,7 +82,7 @@ def _kept(name: str, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> E
         if kept.get("made_of") == digest:
             return kept
     found = evaluate() | {"made_of": digest}
-    keep(file, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    paths.keep(file, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     return found
 
 

@@ -35,10 +35,10 @@ from fontTools import subset
 from matplotlib.figure import Figure
 
 from kvbook import UserError, fingerprint
-from kvbook.paths import BUILD, FIGURES, RUNS
+from kvbook.paths import BUILD, FIGURES, RUNS, keep
 from kvbook.runs.records import Run
 from kvreport import publishing
-from kvreport.publishing import chapter_name, found, keep, pictures, processors
+from kvreport.publishing import chapter_name, found, pictures, processors
 from kvreport.publishing.wording import csv_of, model_said, quoted
 
 # The picture in the page: the sharpest of these that weighs no more than the limit. The 300 dpi file is for

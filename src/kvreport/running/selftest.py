@@ -8,14 +8,14 @@ path.  Rows, one a number: see ``data/README.md``.
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from kvbook import UserError
+from kvbook import UserError, paths
 from kvbook.diagnosis import check, faults, probe, verdict
 from kvbook.exact import verify
 from kvbook.models import corpus, loading
@@ -25,7 +25,7 @@ from kvreport.chapters.layer_drift import by_layer
 from kvreport.chapters.static_cache import StaticCacheSettings, speed
 from kvreport.chapters.static_cache import measures as static_cache
 from kvreport.chapters.static_cache import rows as static_rows
-from kvreport.publishing import found, keep
+from kvreport.publishing import found
 
 SCHEMA = 1
 
@@ -145,10 +145,9 @@ def _line(part: str, rows: pd.DataFrame) -> str:
 
 
 def _short(value: Any) -> str:
-    try:
+    with suppress(ValueError):
         return f"{float(value):.3g}"
-    except ValueError:
-        return str(value)
+    return str(value)
 
 
 def write(done: records.Run, file: Path) -> None:
@@ -159,4 +158,4 @@ def write(done: records.Run, file: Path) -> None:
     if named := [*privacy.owner_in(text), *privacy.secrets_in(text)]:
         raise UserError(f"{file} was not written, since it would publish {'; '.join(named)}")
     with records.writable(file.parent):
-        keep(file, text.encode())
+        paths.keep(file, text.encode())

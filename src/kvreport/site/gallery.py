@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kvbook import UserError, paths
-from kvreport.publishing import citation, keep, published
+from kvreport.publishing import citation, published
 from kvreport.publishing.pictures import reduced
 from kvreport.publishing.published import Published
 from kvreport.running.planning import Chapter
@@ -35,7 +35,7 @@ def whole(name: str, chapters: Sequence[Chapter], page: Path) -> str:
     """Write one figure as wide as the text; nothing before its chapter is executed."""
     for item in published.everything(chapter.executed for chapter in chapters):
         if item.name == name:
-            return _linked(item, keep(_FOLDER / item.chapter / f"{name}-whole.png", item.picture), page)
+            return _linked(item, paths.keep(_FOLDER / item.chapter / f"{name}-whole.png", item.picture), page)
     if chapters:
         raise UserError(f"no chapter publishes the figure {name}")
     return ""
@@ -44,7 +44,7 @@ def whole(name: str, chapters: Sequence[Chapter], page: Path) -> str:
 def _small(item: Published) -> Path:
     """Keep a figure's small picture, drawn once for each large one: sixty take seconds."""
     file = _FOLDER / item.chapter / f"{item.name}-{hashlib.sha256(item.picture).hexdigest()[:8]}.png"
-    return file if file.is_file() else keep(file, reduced(item.picture, colours=64, width=520))
+    return file if file.is_file() else paths.keep(file, reduced(item.picture, colours=64, width=520))
 
 
 def _linked(item: Published, file: Path, page: Path) -> str:

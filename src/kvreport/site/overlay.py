@@ -21,9 +21,9 @@ from typing import Any
 
 import pandas as pd
 
-from kvbook import UserError
+from kvbook import UserError, paths
 from kvbook.models.corpus import POPULATIONS
-from kvreport.publishing import citation, keep, processors, published, wording
+from kvreport.publishing import citation, processors, published, wording
 from kvreport.publishing.captions import Caption, speaks_of_the_book
 from kvreport.publishing.checkout import Origin
 from kvreport.running.planning import Chapter
@@ -146,11 +146,11 @@ def write_citations(chapters: Iterable[Chapter], book: Origin) -> None:
             entry = cited_in(chapter) / f"{item.name}.bib"
             # What is the same stays: Sphinx reads a page again when a file that it offers is newer.
             if item.citable:
-                keep(entry, citation.of_published(item, book).encode())
+                paths.keep(entry, citation.of_published(item, book).encode())
             else:
                 entry.unlink(missing_ok=True)
             if item.judged:
-                keep(entry.with_suffix(".csv"), item.rows.encode())
+                paths.keep(entry.with_suffix(".csv"), item.rows.encode())
 
 
 def _made_by(item: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from kvbook import paths
-from kvreport.publishing import keep
 from kvreport.running import execution, planning
 from kvreport.running.planning import Chapter
 
@@ -72,8 +71,8 @@ def _put(stem: str, data: Mapping[str, str], metadata: Mapping[str, Any]) -> Non
     last = re.search(rf'id="{figure}">\s*<a [^>]*href="\.\./_images/([^"]+)"', html)
     if last and last[1] != name:
         (paths.BUILD / ".doctrees" / "chapters" / f"{stem}.doctree").unlink(missing_ok=True)
-        keep(paths.HTML / "_images" / name, picture)
-        keep(file, html.replace(last[1], name).encode())
+        paths.keep(paths.HTML / "_images" / name, picture)
+        paths.keep(file, html.replace(last[1], name).encode())
         print(f"{stem}: {figure} is on its page, the rest follows", flush=True)
 
 
