@@ -4,6 +4,7 @@ import pytest
 import torch
 from refusing import refusal
 
+from kvbook.diagnosis import cores
 from kvbook.runs import machine, records
 
 
@@ -70,7 +71,7 @@ cpu family\t: 7
 def test_a_processor_is_described_by_what_the_system_says_of_it(monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(XEON)
-    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(cores, "_CPUINFO", cpuinfo)
     about = machine.describe("cpu")
     assert about["processor"].startswith("Intel(R) Xeon(R) Processor")
     assert about["cpu"] == {
@@ -85,7 +86,7 @@ def test_a_processor_is_described_by_what_the_system_says_of_it(monkeypatch, tmp
 
 
 def test_what_a_system_does_not_say_of_its_processor_is_unknown(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "no such file")
+    monkeypatch.setattr(cores, "_CPUINFO", tmp_path / "no such file")
     assert machine.describe("cpu")["cpu"] == {
         "vendor": "unknown", "family": "unknown", "model": "unknown", "stepping": "unknown", "instructions": [],
     }

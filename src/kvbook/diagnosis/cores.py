@@ -16,6 +16,11 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "10000"}
 
 
+def cpuinfo() -> str:
+    """Read what Linux says of the processors; other systems have no such file."""
+    return _CPUINFO.read_text("utf-8") if _CPUINFO.is_file() else ""
+
+
 def physical(cpuinfo: str, logical: int) -> int:
     """Count the physical cores among the logical ones, which two threads of one core share."""
     listed = re.findall(r"physical id\s*:\s*(\d+).*?core id\s*:\s*(\d+)", cpuinfo, re.DOTALL)
@@ -53,5 +58,4 @@ def settle(environment: MutableMapping[str, str] = os.environ) -> None:
     if not any(name in environment for name in _WAITING):
         environment.update(_WAITING)
     if not any(name in environment for name in _THREADS):
-        text = _CPUINFO.read_text("utf-8") if _CPUINFO.is_file() else ""
-        environment["OMP_NUM_THREADS"] = str(idle(physical(text, usable()), _load()))
+        environment["OMP_NUM_THREADS"] = str(idle(physical(cpuinfo(), usable()), _load()))

@@ -8,10 +8,10 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from pathlib import Path
 from typing import Any
 
 from kvbook import __version__, paths
+from kvbook.diagnosis import cores
 
 # With these a person chooses which kernels a library may take, and so changes bits and times.
 _LIMITS = (
@@ -20,7 +20,6 @@ _LIMITS = (
 _OPENBLAS_LIMIT = "OPENBLAS_CORETYPE"
 
 UNKNOWN = "unknown"
-_CPUINFO = Path("/proc/cpuinfo")
 # What Linux calls each on x86, and on Arm.
 _IDENTITY = {
     "vendor": ("vendor_id", "CPU implementer"), "family": ("cpu family", "CPU architecture"),
@@ -43,16 +42,8 @@ def _processor() -> str:
 
         # Machines set this one for NumPy's library; it matters only where torch multiplies with OpenBLAS, too.
         limits += [_OPENBLAS_LIMIT] * ("BLAS_INFO=open" in torch.__config__.show())
-    model = _first_core(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
+    model = _first_core(cores.cpuinfo()).get("model name") or platform.processor() or platform.machine()
     return ", ".join([model, *(f"{name}={os.environ[name]}" for name in limits if os.environ.get(name))])
-
-
-def _cpuinfo() -> str:
-    """Read what Linux says of the processor; other systems have no such file."""
-    try:
-        return _CPUINFO.read_text("utf-8")
-    except OSError:
-        return ""
 
 
 def _first_core(cpuinfo: str) -> dict[str, str]:
@@ -96,7 +87,7 @@ def of_processor(threads: int) -> dict[str, Any]:
     processor = _processor()
     return {
         "device": "cpu", "device_name": f"{processor}, {threads} thread{'s' * (threads > 1)}", "processor": processor,
-        "cpu": identity(_cpuinfo()), "threads": threads, "system": platform.system(),
+        "cpu": identity(cores.cpuinfo()), "threads": threads, "system": platform.system(),
         "python": platform.python_version(), "kvbook": __version__,
         **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
     }
