@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,9 +113,7 @@ def _say(line: str) -> None:
         # A reader may meet a half-written line for an instant; it only ever shows it, so that is fine.
         Path(path).write_text(line, encoding="utf-8")
         return
-    try:
+    # Without a real standard error (a captured or closed stream) there is nobody to tell.
+    with suppress(OSError, ValueError):
         # ipykernel replaces sys.stderr by a stream into the notebook, but its descriptor is the real one.
         os.write(sys.stderr.fileno(), f"{line}\n".encode())
-    except (OSError, ValueError):
-        # No real standard error at all (a captured or closed stream): there is nobody to tell.
-        return

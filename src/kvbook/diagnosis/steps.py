@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.diagnosis import execution_paths, storage, verdict
 from kvbook.diagnosis.outcome import INTENDED, STATUS, PathFound, Verdict
 from kvbook.measuring import UNIT_ROUNDOFF, agreement
@@ -222,10 +222,9 @@ class _Run:
         self._scale = logits.double().std(-1, correction=0).mean().item() or 1.0
 
     def _logits(self, logits: Any) -> torch.Tensor:
-        try:
+        refusal = f"step returned no logits ({type(logits).__name__}): return (logits, state)"
+        with refusing(refusal, TypeError, ValueError, RuntimeError):
             tensor = torch.as_tensor(logits).detach().cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"step returned no logits ({type(logits).__name__}): return (logits, state)") from error
         return tensor.reshape(-1, tensor.shape[-1])
 
     def _call(self, ids: Any, state: Any = None) -> torch.Tensor:

@@ -131,16 +131,13 @@ def shape(config: PretrainedConfig) -> PreTrainedModel:
     UserError
         When transformers has no language model for it.
     """
-    try:
+    said = f"a model of type {config.model_type} cannot be built as a causal or masked language model"
+    with refusing(lambda bad: f"{said} ({hub.first_line(bad)}): name another", ValueError, AttributeError, TypeError):
         with torch.device("meta"):
             built = _auto(config).from_config(config)
         # On the meta device some older releases leave this to whoever loads weights.
         built.tie_weights()
         return built
-    except (ValueError, AttributeError, TypeError) as error:
-        what = f"a model of type {config.model_type}"
-        why = f"cannot be built as a causal or masked language model ({hub.first_line(error)}): name another"
-        raise UserError(f"{what} {why}") from error
 
 
 def from_config(config: PretrainedConfig, dtype: torch.dtype, **options: Any) -> PreTrainedModel:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
-from kvbook import UserError, fingerprint, paths, progress
+from kvbook import UserError, fingerprint, paths, progress, refusing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,12 +233,11 @@ def load(folder: Path) -> Run:
     UserError
         When a file is missing or does not parse, or the rows are not those that the run wrote.
     """
-    try:
+    kinds = OSError, EOFError, zlib.error, ValueError, KeyError, TypeError
+    with refusing(lambda error: f"{folder}: not a readable run ({error}): delete the folder and run again", *kinds):
         about = json.loads((folder / "run.json").read_text("utf-8"))
         if about["rows_sha256"] != rows_digest(folder):
             raise UserError(f"{folder}: rows.csv was changed after the run: delete the folder and run again")
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: not a readable run ({error}): delete the folder and run again") from error
     return Run(about, folder)
 
 

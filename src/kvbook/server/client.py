@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.scores import adapters
 
 TOKEN = "KVBOOK_SERVER_TOKEN"
@@ -117,14 +117,13 @@ class Client(NamedTuple):
 
 def of(address: str, remote: bool = False, timeout: float = 60.0, model: str = "") -> Client:
     """Make the client of an address, or refuse the address."""
-    try:
+    said, remedy = f"{address} is no address of a server", "try http://127.0.0.1:8000/v1"
+    with refusing(lambda error: f"{said} ({error}): {remedy}", ValueError):
         parts = urlsplit(address)
         # Read here, for a port that is no number is found only then.
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise UserError(f"{address} is no address of a server ({error}): try http://127.0.0.1:8000/v1") from None
     if not valid or parts.query or parts.fragment:
-        raise UserError(f"{address} is no address of a server: try http://127.0.0.1:8000/v1")
+        raise UserError(f"{said}: {remedy}")
     if parts.username or parts.password:
         raise UserError(f"leave name and password out of the address: a token is read from {TOKEN}")
     here = _is_here(parts.hostname)

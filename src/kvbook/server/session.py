@@ -14,6 +14,7 @@ cold in another shape, so nothing shows how much rounding is usual.
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +52,9 @@ class Session:
         self.warm(prompt)
         for way in ("--control",) if self.control else _WAYS:
             self.way = way
-            try:
+            with suppress(Refused, NotCold):
                 self.cold(prompt)
-            except (Refused, NotCold):
-                continue
-            return
+                return
         self.way = FIRST
 
     @property

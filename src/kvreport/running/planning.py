@@ -23,7 +23,6 @@ import by a computed name is not seen.
 import ast
 import contextlib
 import functools
-import importlib
 import importlib.metadata
 import json
 import os
@@ -185,12 +184,11 @@ class Chapter:
 
     def runs_kept(self) -> dict[str, str] | None:
         """Name the runs that the executed copy was made from, by experiment; None where measuring gives others."""
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = run_of(self.executed)["measured"]
             there = kept["runs"] and all((paths.RUNS / folder).is_dir() for folder in kept["runs"].values())
             return kept["runs"] if there and kept["sha256"] == self.measured_sha256() else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        return None
 
     def data_files(self) -> list[Path]:
         """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
