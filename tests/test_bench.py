@@ -58,7 +58,7 @@ def made_up(monkeypatch, runs, llama_folder):
     monkeypatch.setattr(bench.loading, "load", load_small)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 320}
     monkeypatch.setattr(switch, "_BEYOND", {name: shape | small for name, shape in switch._BEYOND.items()})
-    monkeypatch.setattr(bench.checks, "check", lambda asked: None)
+    monkeypatch.setattr(bench.check, "check", lambda asked: None)
     done = SimpleNamespace(returncode=0)
     monkeypatch.setattr(bench.apart, "timed", lambda command, **_: ({"passes": 3.0, apart.REST: 1.0}, done))
     monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=lambda command, **_: done))

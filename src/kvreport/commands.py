@@ -153,10 +153,9 @@ def cite(
 ) -> None:
     """Print the BibTeX entry of a figure, a table or a statement; without a name, of the book."""
     from kvbook import paths
-    from kvreport.publishing import checkout as origin
-    from kvreport.publishing import citation, published
+    from kvreport.publishing import checkout, citation, published
 
-    book = origin.of(paths.ROOT)
+    book = checkout.of(paths.ROOT)
     if name is None:
         typer.echo(citation.of_book(book), nl=False)
         return
@@ -167,8 +166,7 @@ def cite(
             raise UserError(f"statement {name!r} has no check: write one in its chapter's measures.py")
         typer.echo(citation.of_sentence(found[0], book), nl=False)
     else:
-        item = citation.find(name, published.everything(), stated)
-        typer.echo(citation.of_published(item, book), nl=False)
+        typer.echo(citation.of_published(citation.find(name, published.everything(), stated), book), nl=False)
 
 
 def bench(

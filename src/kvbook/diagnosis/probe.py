@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvbook import UserError, older
 from kvbook.diagnosis import execution_paths, feeding, verdict
-from kvbook.measuring import UNIT_ROUNDOFF, agreement, in_fp64
-from kvbook.measuring import full_and_split as passes
+from kvbook.measuring import UNIT_ROUNDOFF, agreement, full_and_split, in_fp64
 from kvbook.models import corpus
 
 CUTS = {path.name: path.cut for path in execution_paths.PATHS if path.cut}
@@ -54,7 +53,7 @@ class Reading(NamedTuple):
     fed: int
 
 
-LastTokens = list[passes.LastToken]
+LastTokens = list[full_and_split.LastToken]
 
 
 def last_tokens(output) -> LastTokens:
@@ -66,7 +65,7 @@ def last_tokens(output) -> LastTokens:
         states = [torch.zeros_like(states[0]), *states[:-2], states[-1]]
     # Zeros up to the widest change no share of a difference in what it is a difference of.
     hidden = [pad_sequence([state[row] for state in states], batch_first=True) for row in range(shape[0])]
-    return [passes.LastToken(*pair) for pair in zip(hidden, output.logits[:, -1], strict=True)]
+    return [full_and_split.LastToken(*pair) for pair in zip(hidden, output.logits[:, -1], strict=True)]
 
 
 def _one_width(state: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -156,8 +155,7 @@ def rows_of(
     """Measure one dtype."""
     for batch in in_batches(texts, together):
         ids = torch.tensor([text.ids for text in batch], device=model.device)
-        generator = np.random.default_rng([seed, batch[0].index])
-        for each in readings(model, ids, ids, generator, ways, **options):
+        for each in readings(model, ids, ids, np.random.default_rng([seed, batch[0].index]), ways, **options):
             yield from as_rows(dtype, batch, each)
 
 

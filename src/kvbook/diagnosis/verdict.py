@@ -35,8 +35,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.measuring import estimates as fits
+from kvbook.measuring import UNIT_ROUNDOFF, estimates
 
 Kind = Literal["exact", "rounding", "bug", "undecided"]
 
@@ -72,7 +71,7 @@ class Finding(NamedTuple):
 
     kind: Kind
     why: str
-    slope: fits.Estimate | None
+    slope: estimates.Estimate | None
     drift: dict[str, float]
     roundoffs: dict[str, float]
 
@@ -82,9 +81,9 @@ def count(roundoffs: float) -> str:
     return f"{roundoffs:,.0f}" if 10 <= roundoffs < 1e6 else f"{roundoffs:.2g}"
 
 
-def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
+def slope(rows: pd.DataFrame, seed: int = 0) -> estimates.Estimate | None:
     """Fit the slope of log drift on log unit roundoff."""
-    table = fits.by_sample(rows, "drift", "dtype")
+    table = estimates.by_sample(rows, "drift", "dtype")
     means = table.mean()
     present = [dtype for dtype in UNIT_ROUNDOFF if dtype in means]
     equal = [dtype for dtype in present if means[dtype] < UNIT_ROUNDOFF[dtype]]
@@ -98,8 +97,8 @@ def slope(rows: pd.DataFrame, seed: int = 0) -> fits.Estimate | None:
     # With two points the line goes through both, and the fit knows no error.
     (found, _), scatter = np.polyfit(x, y, 1, cov=True) if len(used) > 2 else (np.polyfit(x, y, 1), np.zeros((2, 2)))
     error = np.hypot(max(np.sqrt(scatter[0, 0]), SCATTER / spread), _resampled(table[used], roundoffs, seed))
-    half = scipy.special.ndtri((1 + fits.CONFIDENCE) / 2) * error
-    return fits.Estimate(float(found), float(found - half), float(found + half))
+    half = scipy.special.ndtri((1 + estimates.CONFIDENCE) / 2) * error
+    return estimates.Estimate(float(found), float(found - half), float(found + half))
 
 
 def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
@@ -109,7 +108,7 @@ def _resampled(table: pd.DataFrame, roundoffs: np.ndarray, seed: int) -> float:
     generator = np.random.default_rng(seed)
     weights = generator.multinomial(len(totals), np.full(len(totals), 1 / len(totals)), size=_DRAWS)
     means = weights @ totals / (weights @ counts)[:, None]
-    return float(np.std(fits.slopes(np.log2(roundoffs), np.log2(np.maximum(means, roundoffs))), ddof=1))
+    return float(np.std(estimates.slopes(np.log2(roundoffs), np.log2(np.maximum(means, roundoffs))), ddof=1))
 
 
 def kind_of(drifts: Mapping[str, Sequence[float]]) -> Kind:
@@ -144,7 +143,7 @@ def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
     return Finding(kind, why, fitted, drift, roundoffs)
 
 
-def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Estimate | None) -> tuple[Kind, str]:
+def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: estimates.Estimate | None) -> tuple[Kind, str]:
     if not drift:
         return "undecided", "the full pass overflows in every dtype"
     for dtype, multiple in roundoffs.items():
@@ -166,7 +165,7 @@ def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: fits.Est
         return "undecided", f"{where} no slope: add a finer dtype, float64 first of all"
     # What rounds to zero has no sign.
     rounded = (round(number, 2) + 0.0 for number in (fitted.value, fitted.low, fitted.high))
-    text = f"slope {fits.Estimate(*rounded).text()}"
+    text = f"slope {estimates.Estimate(*rounded).text()}"
     if fitted.low > BOUNDARY:
         return "rounding", f"{text}: it falls with the roundoff"
     if fitted.high < BOUNDARY:

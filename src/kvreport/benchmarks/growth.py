@@ -23,8 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook import UserError, paths, progress
 from kvbook.atlas import configurations, running
-from kvbook.diagnosis import CheckSettings
-from kvbook.diagnosis import check as checks
+from kvbook.diagnosis import CheckSettings, check
 from kvbook.models import loading
 from kvbook.runs import Experiment, Inputs, Rows, Writer, records
 from kvbook.scores import outcome, tables
@@ -42,7 +41,7 @@ _ANSWER = 250
 
 def _check(**settings: Any) -> Work:
     asked = {"model": "llama", "weights": "stand-in", "dtypes": ("float32",)} | settings
-    return partial(checks.check, CheckSettings.checked(**asked))
+    return partial(check.check, CheckSettings.checked(**asked))
 
 
 def _check_of_layers(size: int, folder: Path) -> Work:

@@ -23,8 +23,7 @@ import pandas as pd
 import torch
 
 from kvbook import UserError, paths
-from kvbook.diagnosis import CheckSettings
-from kvbook.diagnosis import check as checks
+from kvbook.diagnosis import CheckSettings, check
 from kvbook.measuring import memory, predictions
 from kvbook.models import corpus, loading, unpacked
 from kvbook.runs import Experiment, Inputs, Rows, Writer
@@ -148,7 +147,7 @@ def _check(settings: BenchSettings) -> Rows:
     model, ids = random_model(settings, asked.n_tokens, dtype="float32")
     one_pass = timer(model.device, torch.inference_mode()(lambda: model(ids, use_cache=False)))
     what = f"one full pass of {asked.n_tokens} tokens, float32"
-    whole = timer(model.device, partial(checks.check, asked))
+    whole = timer(model.device, partial(check.check, asked))
     yield by_turns(what, one_pass, "kvbook check, imports apart", whole, _CHECKS)
     # The bench itself has kept all cores busy, for which a check would leave one of them free.
     all_cores, turns = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}, []

@@ -1,7 +1,6 @@
 """What a chapter found on one machine: its runs by experiment, and the rows that are made of them by name."""
 
 import functools
-import importlib
 import importlib.util
 import inspect
 import json

@@ -9,12 +9,11 @@ In the prose ``{measured}`EQUAL dtype=float32``` writes the number, and a check 
 is what all chapters need: rows that are not there, groups, pairs of groups, independent units and labels.
 """
 
-import dataclasses
 import functools
 import re
 import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -66,11 +65,11 @@ class Measure(Quantity):
         name = self.name
         for column, values in chosen:
             name = name.replace(f"{{{column}}}", " or ".join(map(said, values)))
-        return dataclasses.replace(self, name=name, keep=(*self.keep, *chosen))
+        return replace(self, name=name, keep=(*self.keep, *chosen))
 
     def alike(self, name: str = "", estimate: Callable[..., Estimate | None] | None = None, **about: Any) -> "Measure":
         """Give another measure, which differs in nothing but what is told."""
-        return dataclasses.replace(self, name=name or self.name, estimate=estimate or self.estimate, **about)
+        return replace(self, name=name or self.name, estimate=estimate or self.estimate, **about)
 
     def __call__(self, found: Found) -> list[Measured]:
         """Estimate it for every group; nothing where the rows are not there."""
@@ -179,8 +178,7 @@ def worded(rows: str, say: Callable[[pd.DataFrame], str]) -> Worded:
 
 def verdict(check: Check) -> Worded:
     """Name the verdict on a claim."""
-    rows = tuple(measure.rows for measure in check.rule.quantities)
-    return Worded(rows, lambda found: check(found).verdict)
+    return Worded(tuple(measure.rows for measure in check.rule.quantities), lambda found: check(found).verdict)
 
 
 # What is judged by measures: a sentence of ours, and a document's claim.
@@ -265,7 +263,7 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found, ever
     if not measured:
         return NOT_RECORDED
     if rounded:
-        measured = [dataclasses.replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
+        measured = [replace(each, estimate=each.estimate.in_two_digits()) for each in measured]
     form, write = forms[0] if forms else one.form, HOW[how[0]] if how else HOW["value"] if spanned else _ESTIMATES
     ranked = sorted(measured, key=lambda each: each.estimate.value)
     with refusing(lambda error: f"{{measured}}`{role}`: {error}", ValueError):

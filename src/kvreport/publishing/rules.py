@@ -5,10 +5,9 @@ contradict it, each with where it comes from.  `Rule.text` is what a page prints
 both read the same object.
 """
 
-import dataclasses
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvbook.measuring.estimates import Estimate
@@ -58,7 +57,7 @@ class Bound:
         elif self.scale == "share":
             odds = self.value / (1 - self.value) * factor
             value = odds / (1 + odds)
-        return dataclasses.replace(self, value=value)
+        return replace(self, value=value)
 
     def number(self, side: Side = "above") -> str:
         """Write the threshold, of a band with both ends."""
@@ -235,10 +234,10 @@ class Rule:
         """Give the rule with another bound in place of one."""
 
         def outcome(old: Outcome) -> Outcome:
-            new = (dataclasses.replace(c, bound=other) if c.bound == bound else c for c in old.conditions)
-            return dataclasses.replace(old, conditions=tuple(new))
+            new = (replace(c, bound=other) if c.bound == bound else c for c in old.conditions)
+            return replace(old, conditions=tuple(new))
 
-        return dataclasses.replace(self, outcomes=tuple(map(outcome, self.outcomes)))
+        return replace(self, outcomes=tuple(map(outcome, self.outcomes)))
 
 
 def every(quantity: Quantity, side: Side, bound: Bound) -> Condition:

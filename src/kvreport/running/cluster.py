@@ -10,14 +10,13 @@ Dask pickles what it sends between scheduler, workers and client.  The clusters 
 certificates that Dask makes for each, so that nobody else on the machine or the network can send them anything.
 """
 
-import contextlib
 import logging
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,7 +214,7 @@ def run(client: Client, cells: list[Cell]) -> Swept:
     swept = Swept()
     with Screen().job("sweep") as job:
         while futures:
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 wait(list(futures), timeout=5, return_when="FIRST_COMPLETED")
             for future in [future for future in futures if future.done()]:
                 _settle(futures.pop(future), future, swept)
