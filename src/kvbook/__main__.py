@@ -135,6 +135,7 @@ def _check_server(
     remote: bool, as_json: bool, report: str | None,
 ) -> NoReturn:
     """Check the prefix cache of a running server."""
+    from kvbook.diagnosis import reports
     from kvbook.server import check as checks
     from kvbook.server import client
 
@@ -142,12 +143,9 @@ def _check_server(
     if kept:
         commands.check_writable(kept.parent)
     servers = [client.of(one, remote, timeout, served or "") for one in (address, control) if one]
-    if report:
-        from kvbook.diagnosis import reports
-
-        page = reports.named("report", report)
+    page = report and reports.named("report", report)
     found = checks.check(*servers, lengths=asked, rows=kept)
-    if report:
+    if page:
         title = f"kvbook check {found.address}: {found.verdict}"
         below = reports.preformatted(found.shortest.prompts if found.shortest else ())
         reports.write_page(title, found.lines, below, f"kvbook {__version__}", page)

@@ -116,8 +116,7 @@ def measured(
                 while waiting and len(running) < workers:
                     name = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
-                    given = measure, name, device, seconds, theirs
-                    process = context.Process(target=_child, args=given, daemon=True)
+                    process = context.Process(target=_child, args=(measure, name, device, seconds, theirs), daemon=True)
                     process.start()
                     theirs.close()
                     running[ours] = name, process

@@ -51,8 +51,7 @@ def assert_cache_matches(
         warnings.warn(f"assert_cache_matches in {dtype} can pass a wrong cache: {missed}", stacklevel=2)
     config = model.config.get_text_config()
     if ids is None:
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(config.vocab_size, (_TEXTS, _TOKENS), generator=generator)
+        ids = torch.randint(config.vocab_size, (_TEXTS, _TOKENS), generator=torch.Generator().manual_seed(seed))
     ids = ids.to(model.device)
     if ids.shape[1] < probe.SHORTEST:
         raise UserError(f"texts of {ids.shape[1]} tokens cannot be cut: give {probe.SHORTEST} or more")

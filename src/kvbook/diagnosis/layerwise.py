@@ -256,8 +256,7 @@ def rows_of(
     for place, dtype, batch, way, full, last in plan:
         fed = sum(part.shape[1] for part in last.fed_before())
         held = 0 if last.seen is None else older.held(last.seen, fed)
-        readings = probe.compared(way, full.result, last.result, held, fed)
-        found[place][dtype] += probe.as_rows(dtype, batch, readings)
+        found[place][dtype] += probe.as_rows(dtype, batch, probe.compared(way, full.result, last.result, held, fed))
     return found
 
 

@@ -144,15 +144,12 @@ def _pieces(query, key, value, mask, found, is_causal, scale) -> torch.Tensor:
             if rest >= size or size == QUERIES:
                 # Under a causal mask the keys after a piece's last query are blocks that change nothing.
                 needed = min(keys, start + size) if is_causal else keys
-                length = length_allowed(query, heads, size, needed, dtype)
-                if length:
+                if length := length_allowed(query, heads, size, needed, dtype):
                     break
         else:
             length, size = -(-needed // BLOCK) * BLOCK, QUERIES
         count = min(rest, size)
-        piece = query[:, :, start : start + count]
-        if count < size:
-            piece = torch.constant_pad_nd(piece, (0, 0, 0, size - count))
+        piece = padded(query, start, start + count, size)
         if bias is None:
             written = causal_mask(start, count, size, min(keys, needed), length, is_causal, dtype, query.device)
         else:

@@ -132,7 +132,7 @@ def _blocks_behind_change_nothing(like: torch.Tensor) -> bool:
 
 
 def padded(x: torch.Tensor, start: int, stop: int, length: int) -> torch.Tensor:
-    """Copy a stretch of keys or values, shape (1, heads, stop - start, width), and fill it up with zeros."""
+    """Copy a stretch of queries, keys or values, shape (1, heads, stop - start, width), and fill it up with zeros."""
     # One operator instead of three: in a decode step each call's own cost counts.
     return torch.constant_pad_nd(x[:, :, start:stop], (0, 0, 0, length - (stop - start)))
 
@@ -153,10 +153,9 @@ def length_allowed(
     parts: tuple[int, ...] = (_PART, BLOCK),
 ) -> int | None:
     """Return the length to pad keys to: the first allowed multiple of one of the parts, or None."""
-    lengths = dict.fromkeys(-(-keys // part) * part for part in parts)
     # A last block is tried by itself too: the more keys come before it, the less of a difference in it is left to be
     # seen.
-    for length in lengths:
+    for length in dict.fromkeys(-(-keys // part) * part for part in parts):
         if all(allows(query, heads, queries, tried, dtype) for tried in {length % BLOCK or BLOCK, length}):
             return length
     return None

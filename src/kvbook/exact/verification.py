@@ -64,8 +64,7 @@ def _ways(model: PreTrainedModel, ids: torch.Tensor, static: bool) -> Iterator[t
         sizes = path.cut(ids.shape[1], None)
         yield f"{name}, dynamic cache", fed(model, ids, sizes, older.dynamic_cache(model.config))
         if static:
-            cache = older.static_cache(model, ids.shape[1] + 17)
-            yield f"{name}, static cache", fed(model, ids, sizes, cache)
+            yield f"{name}, static cache", fed(model, ids, sizes, older.static_cache(model, ids.shape[1] + 17))
 
 
 def verify(model: PreTrainedModel, ids: torch.Tensor, static: bool = True) -> list[Difference]:

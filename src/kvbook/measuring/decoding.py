@@ -310,8 +310,7 @@ class Decoder:
     def _rotary(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines of all positions that there is room for."""
         if self._angles is None:
-            places = torch.arange(self._room, device=hidden.device)[None]
-            self._angles = self._model.model.rotary_emb(hidden, places)
+            self._angles = self._model.model.rotary_emb(hidden, torch.arange(self._room, device=hidden.device)[None])
         return self._angles
 
     def _guards(self) -> AbstractContextManager[Any]:

@@ -43,11 +43,6 @@ def cache_bytes(cache: Cache) -> int:
     return sum(tensor.nbytes for layer in cache.layers if layer.is_initialized for tensor in (layer.keys, layer.values))
 
 
-def _high_water_mark() -> int | None:
-    found = re.search(r"^VmHWM:\s+(\d+)", _STATUS.read_text("utf-8"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
 def _hand_back_free_memory() -> None:
     """Return the system what the C library keeps of freed memory: work that reuses it would seem to need none."""
     gc.collect()
@@ -87,4 +82,5 @@ def peak(work: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
     except OSError:
         return work(), None
     result = work()
-    return result, _high_water_mark()
+    mark = re.search(r"^VmHWM:\s+(\d+)", _STATUS.read_text("utf-8"), re.MULTILINE)
+    return result, int(mark[1]) * 1024 if mark else None

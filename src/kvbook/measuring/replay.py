@@ -282,10 +282,9 @@ def _equal(full: torch.Tensor, fewer: torch.Tensor, rows: int) -> bool:
     expected = rows_of(full, fewer, first=True)
     if expected is None or expected.dtype != fewer.dtype:
         return False
-    if full.ndim == fewer.ndim:
-        for dimension, (has, ours) in enumerate(zip(full.shape, fewer.shape, strict=True)):
-            if has > ours > rows:
-                expected, fewer = (each.narrow(dimension, 0, rows) for each in (expected, fewer))
+    for dimension, (has, ours) in enumerate(zip(full.shape, fewer.shape, strict=True)):
+        if has > ours > rows:
+            expected, fewer = (each.narrow(dimension, 0, rows) for each in (expected, fewer))
     return bool(agreement.bits_equal(expected, fewer).all())
 
 

@@ -76,8 +76,7 @@ def resolve(hub_id: str) -> Repository:
     with refusing(lambda error: explain(hub_id, "configuration", error)):
         if not constants.is_offline_mode() and _reachable(hub_id):
             # By the branch's name, so that the cache learns where the branch stands, for a day without network.
-            fetched = hf_hub_download(hub_id, "config.json")
-            return Repository(hub_id, Path(fetched).parent.name, reached=True)
+            return Repository(hub_id, Path(hf_hub_download(hub_id, "config.json")).parent.name, reached=True)
         cached = try_to_load_from_cache(hub_id, "config.json")
     if not isinstance(cached, str):
         raise UserError(hub_id + _UNREACHABLE)

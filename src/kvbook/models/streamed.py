@@ -72,13 +72,11 @@ class Streamed:
         self.dtype, self.source, self.parts = dtype, source, parts_of(self.model)
         self.tied = _tied(self.model)
         # Each parameter's place, and what is there while it is not loaded: one NaN, repeated.
-        self._places = {}
+        self._places, self.weights = {}, {part: [] for part in (RESIDENT, *self.parts)}
         for name in self.tied:
             path, _, last = name.rpartition(".")
             module = self.model.get_submodule(path)
             self._places[name] = (module, last, _nothing(module._parameters[last]))
-        self.weights = {part: [] for part in (RESIDENT, *self.parts)}
-        for name in self.tied:
             self.weights[self.part_of(name)].append(name)
         self._set(dict.fromkeys(self._places))
         self._set(source.load(self, RESIDENT))

@@ -139,8 +139,7 @@ def _keep(session: Session, rows: Path | None) -> None:
 
 
 def _judged(
-    session: Session, compared: Sequence[Compared], without: float | None, noise: float,
-    failed: tuple[str, str] | None,
+    session: Session, compared: Sequence[Compared], without: float | None, noise: float, failed: tuple[str, str] | None
 ) -> tuple[Verdict, str, str]:
     """Return the verdict, why, and the remedy; a fault that was seen is told even where nothing else can be."""
     reuse = [each for each in compared if each.verdict]

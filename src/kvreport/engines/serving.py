@@ -153,8 +153,7 @@ def serving(name: str, dtype: str = FP32, mode: str = "", port: int = 0) -> Iter
     log = FOLDER / f"{name}.log"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, env=variables_of(engine),
-            start_new_session=True,
+            command, stdout=said, stderr=subprocess.STDOUT, env=variables_of(engine), start_new_session=True,
         )
     try:
         asked = client.of(f"http://127.0.0.1:{port}/v1", timeout=600)

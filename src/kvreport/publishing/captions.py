@@ -43,8 +43,7 @@ class Caption(NamedTuple):
 
 def of(source: Path) -> dict[str, Caption]:
     """Read the captions of a chapter's notebook, by the figure's or table's name, with their numbers filled in."""
-    numbers = evaluated.published(chapter_name(source.stem))["numbers"]
-    return written(json.loads(source.read_text("utf-8")), numbers)
+    return written(json.loads(source.read_text("utf-8")), evaluated.published(chapter_name(source.stem))["numbers"])
 
 
 def written(notebook: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Caption]:

@@ -129,8 +129,7 @@ def named(made_by: Iterable[Mapping[str, Any]]) -> list[str]:
     together: dict[tuple[str, str], list[str]] = {}
     for made in made_by:
         kind = "recorded run" if made["recorded"] else "run"
-        hashes = [run[:SHORT_HASH] for run in made["runs"]]
-        together.setdefault((kind, _place(made["machine"])), []).extend(hashes)
+        together.setdefault((kind, _place(made["machine"])), []).extend(run[:SHORT_HASH] for run in made["runs"])
     return [f"{kind}{'s' * (len(runs) > 1)} {', '.join(runs)}{place}" for (kind, place), runs in together.items()]
 
 

@@ -171,8 +171,7 @@ def _count_of_experiments(chapter: Chapter) -> int:
 def _execute_unless_fresh(chapter: Chapter, build: "Build", measured_s: float) -> bool:
     """Execute a chapter, if that is still needed, with nobody else at it; say whether it was."""
     # A chapter each, so that several processes can execute a book together.
-    lock = chapter.folders.executed / f".{chapter.stem}.lock"
-    with records.alone(lock, f"executes chapter {chapter.stem}"):
+    with records.alone(chapter.folders.executed / f".{chapter.stem}.lock", f"executes chapter {chapter.stem}"):
         # Asked again: whoever was waited for may have executed it.
         if build.stopped or (why := chapter.why_stale()) is None:
             return False
@@ -266,9 +265,7 @@ def environment(chapter: Chapter, staged: Path, kept: Mapping[str, str] | None) 
     }
 
 
-def _run(
-    chapter: Chapter, why: str, build: "Build", staged: Path, kept: Mapping[str, str] | None
-) -> "NotebookNode":
+def _run(chapter: Chapter, why: str, build: "Build", staged: Path, kept: Mapping[str, str] | None) -> "NotebookNode":
     """Have papermill execute the notebook, and say how far it is."""
     import papermill
     from papermill.exceptions import PapermillExecutionError

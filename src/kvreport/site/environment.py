@@ -26,8 +26,7 @@ def markdown(chapters: Iterable[Chapter]) -> str:
 def recorded_processors() -> str:
     """Write the table of processors whose runs the book cites: what the runs recorded, and what is from notes."""
     machines: dict[str, list[dict]] = {}
-    cited = (folder for chapter in evidence.manifest() for folder in evidence.folders(chapter))
-    for folder in dict.fromkeys(cited):
+    for folder in dict.fromkeys(folder for chapter in evidence.manifest() for folder in evidence.folders(chapter)):
         if machine := json.loads((folder / "run.json").read_text("utf-8")).get("machine"):
             machines.setdefault(machine["processor"], []).append(machine)
     if not machines:

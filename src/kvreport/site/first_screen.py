@@ -78,8 +78,7 @@ def finer() -> str:
     """Draw all answers of the right loop in each dtype, and the drift of both loops."""
     answers = recorded()
     strips = [DRAW.bars(**_strip(chosen(rows, RIGHT), dtype)) for dtype, (rows, _) in answers.items()]
-    drawn = [DRAW.gauge(**_gauge()), DRAW.made_on(**_origin(answers, "../"))] if strips else []
-    return _framed(*strips, *drawn) if strips else ""
+    return _framed(*strips, DRAW.gauge(**_gauge()), DRAW.made_on(**_origin(answers, "../"))) if strips else ""
 
 
 def _framed(*drawn: str) -> str:
@@ -99,8 +98,7 @@ def recorded() -> dict[str, tuple[pd.DataFrame, Run]]:
             by_processor[run.about["machine"]["processor"]].append(run)
         for runs in by_processor.values():
             run = evidence.joined(runs)
-            answers = found.of_runs(CHAPTER, {"reused_questions": run})["answers"]
-            for dtype, of_dtype in answers.groupby("dtype"):
+            for dtype, of_dtype in found.of_runs(CHAPTER, {"reused_questions": run})["answers"].groupby("dtype"):
                 if dtype not in best or len(of_dtype) > len(best[dtype][0]):
                     best[dtype] = (of_dtype, run)
     return {dtype: best[dtype] for dtype in DTYPES if dtype in best}
