@@ -253,8 +253,7 @@ class Fed:
 
     def _croppable(self, ids: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Fill a cache that can be cropped."""
-        if not self.kind.endswith("DynamicCache"):
-            raise NoCache(f"cannot be cropped: its cache is {self.kind}")
+        self._needs_dynamic("cannot be cropped: ")
         first, cache = self.in_parts(ids[:, :FILLED], [FILLED], older.dynamic_cache(self.model.config))
         if not all(getattr(layer, "is_croppable", True) for layer in getattr(cache, "layers", ())):
             raise NoCache("cannot be cropped: it holds a recurrent state")

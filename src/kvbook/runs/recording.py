@@ -103,15 +103,14 @@ def _slug(names: Iterable[str]) -> str:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], About]:
-    try:
+    # The last is a kind of the one before.
+    with (
+        refusing(lambda error: f"{folder} holds no run: {error.strerror} (run.json)", OSError),
+        refusing(lambda error: f"{folder}/run.json cannot be read: {error}", ValueError),
+        refusing(lambda error: f"{folder}/run.json is not one of a finished run ({faults_of(error)})", ValidationError),
+    ):
         content = json.loads((folder / "run.json").read_text("utf-8"))
         return content, About.model_validate(content)
-    except OSError as error:
-        raise UserError(f"{folder} holds no run: {error.strerror} (run.json)") from None
-    except ValidationError as error:
-        raise UserError(f"{folder}/run.json is not one of a finished run ({faults_of(error)})") from None
-    except ValueError as error:
-        raise UserError(f"{folder}/run.json cannot be read: {error}") from None
 
 
 def checked(folder: Path) -> About:
