@@ -75,6 +75,7 @@ BAD = {
     "a position twice": (A.assign(position=3), A, "A: positions must grow"),
     "sequences are mixed": (A.sort_values("position"), A, "A: the rows of a sequence must follow"),
     "NaN": (A, A.assign(logprob=A["logprob"].where(A.index != 9)), "B: the log-probability at id s0, position 14"),
+    "parts of a position": (A.assign(position=A["position"] + 0.5), A, "A: the position at id s0, position"),
     "text": (A.assign(logprob="x"), A, "A: logprob and position must be numbers"),
     "probabilities": (A.assign(logprob=np.exp(A["logprob"])), A, "A has probabilities, all between 0 and 1"),
     "above 0": (A, A.assign(logprob=A["logprob"] + 1), "B: the log-probability at id s0, position"),
@@ -88,6 +89,12 @@ BAD = {
 @pytest.mark.parametrize(("a", "b", "words"), BAD.values(), ids=BAD)
 def test_bad_tables_are_refused_in_one_line_that_says_what_is_wrong(a, b, words):
     assert words in refusal(kvbook.check_scores, a, b)
+
+
+def test_a_control_that_scores_other_tokens_is_refused():
+    other = moved(0.05, 1).assign(token=A["token"].where(A.index != 9, -1))
+    words = refusal(lambda: kvbook.check_scores(A, moved(0.05), controls=[A, other]))
+    assert "control 2 has another token at id s0, position 14" in words
 
 
 def test_rows_that_only_the_trainer_has_are_left_out_and_counted():
@@ -140,6 +147,10 @@ def test_the_how_to_pages_command_runs_and_json_is_by_its_schema(kvbook_here, tm
 def test_a_file_that_is_no_table_is_refused_in_one_line(text, words, refused, tmp_path):
     (tmp_path / "a.jsonl").write_text(text)
     assert words in refused("scores", tmp_path / "a.jsonl", tmp_path / "a.jsonl")
+
+
+def test_a_table_is_not_its_own_control(refused):
+    assert "a.jsonl cannot be its own control" in refused("scores", "a.jsonl", "b.jsonl", "--control", "a.jsonl")
 
 
 def test_blocks_of_lines_join_to_one_table(tmp_path, monkeypatch):

@@ -141,6 +141,8 @@ def checked(table: pd.DataFrame, name: str) -> pd.DataFrame:
         raise UserError(f"{name} has no rows")
     with refusing(f"{name}: logprob and position must be numbers in every row, none missing", TypeError, ValueError):
         logprob, position = table["logprob"].to_numpy(np.float64), table["position"].to_numpy(np.int64)
+    if (part := table["position"].to_numpy() != position).any():
+        raise UserError(f"{name}: the position at {_row(table, part)} is no whole number")
     if not np.isfinite(logprob).all():
         at = _row(table, ~np.isfinite(logprob))
         raise UserError(f"{name}: the log-probability at {at} is no finite number; leave such tokens out of all tables")
@@ -174,6 +176,9 @@ def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.Dat
     named = {"B": trainer, **{f"control {number}": table for number, table in enumerate(controls, 1)}}
     others = {name: checked(table, name) for name, table in named.items()}
     joined = {name: _of_rows(rollout, table, name) for name, table in others.items()}
+    for control in list(joined)[1:]:
+        if (other := joined[control]["token"].to_numpy() != rollout["token"].to_numpy()).any():
+            raise UserError(f"{control} has another token at {_row(rollout, other)}: let it score A's tokens")
     a, b = rollout["logprob"].to_numpy(), joined["B"]["logprob"].to_numpy()
     for base, factor in _BASES.items():
         for name, one, other in (("A", a, b), ("B", b, a)):
