@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import time
 
@@ -81,6 +82,8 @@ def test_an_honest_server_is_not_called_a_fault(engine, name, monkeypatch):
     (0.2, 0.01, 0.04, 0.0, "fault"), (2.0, 0.6, None, 0.0, "fault"),
     # Asking again moves nothing, and no control shows the rounding of another shape.
     (0.2, 0.01, 0.0, 0.0, "cannot tell"), (0.2, 0.01, None, 0.0, "cannot tell"), (3.0, 2.0, 3.0, 0.6, "cannot tell"),
+    # Without reuse there are numbers, or not even then.
+    (math.nan, math.nan, 0.1, 0.01, "fault"), (math.nan, math.nan, math.nan, math.nan, "cannot tell"),
 ])
 def test_a_difference_is_judged_by_those_of_requests_that_reuse_nothing(largest, mean, usual, noise, verdict):
     assert check.judge(largest, mean, usual, noise) == verdict

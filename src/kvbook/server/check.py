@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kvbook import UserError, progress
 from kvbook.scores.verdict import FAR, FLOOR, PLAIN
 from kvbook.server import client, comparisons, prompts
@@ -41,6 +43,8 @@ _COUNT = (
 )
 _SECOND = "start the same server a second time, without prefix caching, and name it: --control http://127.0.0.1:8001/v1"
 _LOGPROBS = "the check needs log-probabilities: use a server, or a mode of it, that returns them from /completions"
+_REFUSED = "mend what it refuses; the check needs answers with log-probabilities from /completions"
+_COLD = "see what was not tried: each length was left out"
 _NOISE = "look at this first: answers differ without any reuse, so nothing can be said of the cache"
 _AGAIN = "look at the server's log, start it and the check again"
 
@@ -81,13 +85,13 @@ def check(
             raise UserError(f"{server.address} does not answer: {error}") from None
         failed = f"the server stopped answering after request {len(session.asked)} ({error})", _AGAIN
     except client.Refused as error:
-        found, failed = [], (f"the server refuses what the check needs: {error}", _LOGPROBS)
+        found, failed = [], (f"the server refuses what the check needs: {error}", _REFUSED)
     finally:
         _keep(session, rows)
     usual = [each.differences() for each in found if each.kind in CONTROLS]
     # Largest and mean |Δ log p| without reuse.
-    without = max((float(moved.max()) for moved in usual), default=None)
-    noise = max((float(moved.mean()) for moved in usual), default=0.0)
+    without = float(np.max([moved.max() for moved in usual])) if usual else None
+    noise = float(np.max([moved.mean() for moved in usual], initial=0.0))
     compared = [_compared(each, without, noise) for each in found]
     verdict, why, remedy = _judged(session, compared, without, noise, failed)
     wrong = next((of for of, each in zip(found, compared, strict=True) if each.verdict == "fault"), None)
@@ -144,7 +148,7 @@ def _judged(
     """Return the verdict, why, and the remedy; a fault that was seen is told even where nothing else can be."""
     reuse = [each for each in compared if each.verdict]
     kinds = {each.verdict for each in reuse}
-    moved = max((each.largest for each in reuse), default=0.0)
+    moved = float(np.max([each.largest for each in reuse], initial=0.0))
     said = f"reuse moves log-probabilities by {moved:.2g}"
     if "fault" in kinds:
         limit = f"{without:.2g}" if without else "none that could be measured"
@@ -152,8 +156,8 @@ def _judged(
     if failed:
         return "cannot tell", *failed
     if not reuse:
-        return "cannot tell", "no two answers could be compared", _LOGPROBS
-    if noise > PLAIN:
+        return "cannot tell", "no two answers could be compared", _COLD
+    if not noise <= PLAIN:
         return "cannot tell", f"log-probabilities differ by {noise:.2g} in the mean where nothing is reused", _NOISE
     if session.reused <= BEGINNING:
         count = "reused nothing" if session.reports else "does not count it"
@@ -182,11 +186,12 @@ def judge(largest: float, mean: float, usual: float | None, noise: float = 0.0) 
     """Judge one comparison by how far the server moves log-probabilities without reuse."""
     if largest == 0:
         return "exact"
-    if noise > PLAIN:
+    # What is no number is within no bound.
+    if not noise <= PLAIN:
         return "cannot tell"
     if largest <= FLOOR:
         return "rounding"
-    if mean > PLAIN:
+    if not mean <= PLAIN:
         return "fault"
     if not usual:
         return "cannot tell"

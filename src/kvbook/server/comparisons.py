@@ -76,7 +76,9 @@ class Comparison(NamedTuple):
         for chosen, mine, theirs, yours in both:
             for token in dict.fromkeys((chosen, *mine)):
                 if token in yours or token == chosen:
-                    found.append(yours.get(token, min(*yours.values(), mine[token])) - mine[token])
+                    told = yours.get(token, min(*yours.values(), mine[token]))
+                    # Both may be −∞, which are equal though their difference is no number.
+                    found.append(0.0 if told == mine[token] else told - mine[token])
             if chosen != theirs:
                 break
         return np.abs(found)

@@ -56,9 +56,12 @@ class Outcome(Strict):
     def lines(self) -> list[str]:
         """Say it in about a dozen lines."""
         told = "the server does not say how much" if self.reused is None else f"up to {self.reused} tokens"
+        compared = sum(each.compared for each in self.comparisons)
+        asked = "request" if self.requests == 1 else "requests"
         rows = [
-            ("server", f"{self.address}, {self.model}: {self.requests} requests in {self.seconds:.0f} s"),
+            ("server", f"{self.address}, {self.model}: {self.requests} {asked} in {self.seconds:.0f} s"),
             ("reuse", f"{told}; requests without reuse: {self.cold}"),
+            ("compared", f"{compared} log-probabilities in {len(self.comparisons)} pairs of answers"),
             ("verdict", f"{self.verdict}: {self.why}"),
             ("controls", self._by_kind(CONTROLS)), ("reused", self._by_kind(REUSE)),
         ]
