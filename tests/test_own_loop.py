@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 from refusing import refusal
-from transformers import DynamicCache, EncoderDecoderCache, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DynamicCache,
+    EncoderDecoderCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import kvbook
 from kvbook import paths
@@ -20,7 +31,7 @@ from kvbook.runs import recording, records
 IDS = list(range(20))
 EXAMPLE = runpy.run_path(str(paths.ROOT / "examples" / "hand_written_gpt.py"))
 GPT = EXAMPLE["GPT"]
-MODEL = GPT()
+MODEL, HALF = GPT(), GPT().bfloat16()
 
 
 # Where each of the example's mistakes must be found: path, position, end of the module's name, words of the cause.
@@ -87,6 +98,16 @@ def sharing(shared):
     return step
 
 
+def in_bf16(ids, state):
+    logits, state = HALF(ids, state)
+    return logits.float(), state
+
+
+def with_dropout(ids, state):
+    logits, state = MODEL(ids, state)
+    return torch.nn.functional.dropout(logits, 0.1), state
+
+
 def not_causal(ids, state):
     logits, state = MODEL(ids, state)
     return logits.flip(1), state
@@ -119,7 +140,8 @@ SOUND, BUG, UNDECIDED = 0, 1, 2
     (lambda ids, _state: MODEL(ids), BUG, "what was fed before has no effect"),
     (sharing({}), BUG, "token by token: rounding; in chunks: rounding; with another text in between: bug"),
     (sharing({}), BUG, "the state is shared"),
-    (not_causal, UNDECIDED, "later ones follow"),
+    (not_causal, UNDECIDED, "later ones follow"), (with_dropout, UNDECIDED, "dropout is on"),
+    (in_bf16, UNDECIDED, "numbers of bfloat16, held in float32: name dtype='bfloat16' if"),
 ])
 def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words):
     found = kvbook.check_step(step, np.array(IDS) if "of_numpy" in step.__qualname__ else IDS, modules=MODEL)
@@ -160,6 +182,22 @@ def test_a_bug_in_16_bits_is_beyond_the_tolerance_of_16_bits_too(llama_folder):
     model = loading.load(str(llama_folder), dtype="bfloat16").model.train()
     with faults.offset_forgotten(model), pytest.raises(AssertionError, match=r"after layer 1 beyond it; .* .eval"):
         kvbook.assert_cache_matches(model)
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: MODEL.forward, "a loop of your own to assert_step_matches"),
+    (lambda: T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, num_layers=1)), "is an encoder-decoder"),
+    (lambda: BertForMaskedLM(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)), "give a causal language model"),
+    (lambda: LlamaModel(LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)), "with its head"),
+])
+def test_what_the_assertion_cannot_take_is_refused_in_one_line(make, words):
+    assert words in refusal(lambda: kvbook.assert_cache_matches(make()))
+
+
+def test_a_model_of_few_positions_and_texts_in_a_list_are_taken():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=16, n_embd=8, n_layer=1, n_head=1)).eval()
+    kvbook.assert_cache_matches(model)
+    kvbook.assert_cache_matches(model, [1, 2, 3, 4, 5])
 
 
 def test_ones_own_tolerance_and_texts_are_taken(llama):

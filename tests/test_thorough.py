@@ -73,6 +73,11 @@ def test_a_boundary_that_is_too_far_away_is_listed_and_a_long_text_left_out_besi
     assert [path.n_tokens for path in paths.values() if path.n_tokens != thorough.SHORT] == [301]
 
 
+def test_a_model_with_too_few_positions_for_the_paths_takes_none_and_says_so():
+    assert thorough.paths_of(MistralConfig(), 25) == ({}, ["all paths of --thorough, 26 tokens"])
+    assert thorough.paths_of(MistralConfig(), 26)[0]
+
+
 def test_the_whole_check_is_a_bug_by_a_path_that_short_texts_do_not_show(save, text_folder, injected):
     folder = save(small_mistral(), "mistral", context_length=128)
     clean = check.check(asked(folder, text_folder, thorough=True))

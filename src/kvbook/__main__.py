@@ -1,5 +1,6 @@
 """The command line: ``kvbook``, or ``python -m kvbook``; other packages add commands to it by entry point."""
 
+import re
 import sys
 from collections.abc import Container
 from importlib.metadata import entry_points, version
@@ -92,6 +93,8 @@ def check(
     if model.startswith(("http://", "https://")):
         _refuse_others(context, "server", {*_OF_SERVER, "as_json", "report"})
         _check_server(model, served, control, lengths, timeout, answers, remote, as_json, report)
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", model):
+        raise UserError(f"{model} is no model: for a server, write http://{model}")
     from kvbook.diagnosis import CheckSettings, cores
 
     # Before torch is imported, which takes its time: what is wrong with the question itself.
@@ -127,7 +130,8 @@ def _refuse_others(context: typer.Context, what: str, takes: Container[str]) -> 
     """Refuse options for which this kind of check has no use."""
     given = [each for each in context.command.params if context.get_parameter_source(each.name).name == "COMMANDLINE"]
     if unused := [each.opts[0] for each in given if each.name not in takes and each.name != "model"]:
-        raise UserError(f"a check of a {what} takes no {' and no '.join(unused)}: leave it out")
+        out = "them out" if unused[1:] else "it out"
+        raise UserError(f"a check of a {what} takes no {' and no '.join(unused)}: leave {out}")
 
 
 def _check_server(
@@ -157,7 +161,7 @@ def _check_server(
 def scores(
     rollout: given("The rollout's: .parquet, or JSON lines.", metavar="A"),
     trainer: given("The trainer's, of the same tokens.", metavar="B"),
-    control: Annotated[list[str] | None, Option(help="B in another shape, without a cache; may be repeated.")] = None,
+    control: Annotated[list[str] | None, Option(help="A's tokens in one pass of A's dtype, no cache; again for more.")] = None,
     as_json: Json = False,
     plot: text("Also draw both tables into this .png file.") = None,
 ) -> None:
@@ -166,6 +170,8 @@ def scores(
     from kvbook.scores import outcome, tables
 
     files = reports.checked(plot=plot)
+    if rollout in (control or ()):
+        raise UserError(f"{rollout} cannot be its own control: give one pass over its tokens, in another shape")
     a, *others = tables.read(rollout), *(tables.read(path, "trainer") for path in (trainer, *(control or ())))
     joined = tables.join(a, others[0], others[1:])
     found = outcome.of(joined)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvbook import UserError
+from kvbook import UserError, refusing
 from kvbook.diagnosis import probe, tolerance
 from kvbook.measuring import UNIT_ROUNDOFF
 
@@ -22,7 +22,7 @@ def assert_cache_matches(
     ----------
     model : PreTrainedModel
         A causal language model of transformers, in the dtype in which it is to be tested; float64 sees most.
-    ids : Tensor of int64, shape (n_texts, seq_len), optional
+    ids : Tensor of int64, shape (n_texts, seq_len) or (seq_len,), or list of int, optional
         The texts; random ids where left out.
     within : float, optional
         Largest difference of the last token's logits over their spread.  By default from dtype and depth, as
@@ -35,7 +35,8 @@ def assert_cache_matches(
     AssertionError
         With the execution path, the drift, the tolerance, and the first layer that is beyond it.
     UserError
-        When the dtype is not a floating-point one, or the texts are too short to be cut.
+        When the model is none, or none that is called as a causal language model is, when its dtype is not a
+        floating-point one, or when the texts are too short to be cut.
 
     Examples
     --------
@@ -43,6 +44,11 @@ def assert_cache_matches(
     >>> def test_the_cache_of_my_model():
     ...     kvbook.assert_cache_matches(MyModel(config).eval().double())
     """
+    name = type(model).__name__
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"{name} is no model: give the model itself, or a loop of your own to assert_step_matches")
+    if model.config.is_encoder_decoder:
+        raise UserError(f"{name} is an encoder-decoder: save it, and check its folder with `kvbook check`")
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in UNIT_ROUNDOFF:
         raise UserError(f"a model in {dtype} has no roundoff: use float64, float32, float16 or bfloat16")
@@ -51,12 +57,16 @@ def assert_cache_matches(
         warnings.warn(f"assert_cache_matches in {dtype} can pass a wrong cache: {missed}", stacklevel=2)
     config = model.config.get_text_config()
     if ids is None:
-        ids = torch.randint(config.vocab_size, (_TEXTS, _TOKENS), generator=torch.Generator().manual_seed(seed))
-    ids = ids.to(model.device)
+        n_tokens = min(_TOKENS, getattr(config, "max_position_embeddings", None) or _TOKENS)
+        ids = torch.randint(config.vocab_size, (_TEXTS, n_tokens), generator=torch.Generator().manual_seed(seed))
+    ids = torch.atleast_2d(torch.as_tensor(ids, device=model.device))
     if ids.shape[1] < probe.SHORTEST:
         raise UserError(f"texts of {ids.shape[1]} tokens cannot be cut: give {probe.SHORTEST} or more")
     limit = tolerance.of(dtype, config.num_hidden_layers) if within is None else within
-    for rows in probe.readings(model, ids, ids, np.random.default_rng(seed)):
+    wanted = "give a causal language model, with its head"
+    with refusing(lambda error: f"{name} cannot be compared ({error}): {wanted}", AttributeError):
+        readings = [*probe.readings(model, ids, ids, np.random.default_rng(seed))]
+    for rows in readings:
         for text, row in enumerate(rows):
             # A drift that is NaN, because the full pass is, is no agreement either.
             if not row.drift <= limit:

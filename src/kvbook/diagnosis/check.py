@@ -193,8 +193,8 @@ class _Measured:
         """List what the check says nothing of."""
         seen = {row["dtype"] for row in self.rows} | set(left_out)
         found = [dtype for dtype in UNIT_ROUNDOFF if dtype not in seen]
-        if self.paths:
-            longest = max(self.longest, *(path.n_tokens for path in self.paths.values()))
+        if self.settings.thorough:
+            longest = max([self.longest, *(path.n_tokens for path in self.paths.values())])
             found += [f"{path}: too long a text" for path in self.too_far]
             found.append(f"texts of more than {longest:,} tokens: --tokens")
         else:
@@ -273,7 +273,9 @@ def judged(
     findings = by_way(rows, seed)
     way, finding = worst(findings)
     kind, why, cause, remedy = finding.kind, finding.why, None, _NOTHING
-    if kind == "undecided":
+    if kind == "exact":
+        remedy = "none needed"
+    elif kind == "undecided":
         remedy = "add a finer dtype, float64 first of all (--dtypes), or more texts (--samples)"
     elif kind == "bug":
         cause, remedy = _cause(rows, use_cache, seed, again)

@@ -128,13 +128,14 @@ def check_step(
         raise UserError(f"cache_dtype {cache_dtype!r} is none of {', '.join(storage.DECLARABLE)}")
     with torch.no_grad():
         run = _Run(step, ids, modules)
-        dtype = dtype or run.dtype
-        if dtype not in UNIT_ROUNDOFF:
-            raise UserError(f"logits of {dtype} are no floating-point numbers of a known roundoff: name dtype=")
+        if (dtype or run.dtype) not in UNIT_ROUNDOFF:
+            known = f"is none of {', '.join(UNIT_ROUNDOFF)}"
+            raise UserError(f"dtype {dtype!r} {known}" if dtype else f"{run.dtype} of the logits {known}: name dtype=")
         return _report(run, dtype, cache_dtype or run.declared)
 
 
-def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
+def _report(run: "_Run", named: str | None, declared: str | None) -> StepReport:
+    dtype = named or run.dtype
     tried = {path: run.off(path) for path in _PATHS}
     offs = {path: off for path, off in tried.items() if isinstance(off, np.ndarray)}
     findings = {path: verdict.of_one(float(off.max()), dtype) for path, off in offs.items()}
@@ -146,9 +147,8 @@ def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
     if finding.kind not in ("bug", "undecided") or (finding.kind == "undecided" and not declared):
         return StepReport(finding.kind, finding.why, worst, paths=paths)
     limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
-    if finding.kind == "bug" and not run.is_causal(limit):
-        why = "one call on all tokens gives earlier tokens other logits when later ones follow"
-        return StepReport("undecided", f"{why}: nothing can agree with it", worst, paths=paths)
+    if finding.kind == "bug" and (why := run.disagrees_with_itself(limit)):
+        return StepReport("undecided", why, worst, paths=paths)
     like = _storage(run, list(offs.values()), dtype, declared)
     if declared and like and like.explains:
         wrong = ("bug", "undecided")
@@ -156,6 +156,10 @@ def _report(run: "_Run", dtype: str, declared: str | None) -> StepReport:
         return StepReport(INTENDED, like.why(finding), worst, paths=paths)
     if finding.kind == "undecided":
         return StepReport("undecided", finding.why, worst, paths=paths)
+    if not named and (narrow := run.narrow) and offs[worst].max() <= verdict.LIMIT * UNIT_ROUNDOFF[narrow]:
+        held = f"all logits are numbers of {narrow}, held in {dtype}"
+        which = f"name dtype={narrow!r} if step computes in it, dtype={dtype!r} if not"
+        return StepReport("undecided", f"{held}: {which}", worst, paths=paths)
     first = int(np.argmax(~(offs[worst] <= limit)))
     place, cause = run.located(worst, limit), _cause(worst, first, run)
     if like:
@@ -175,7 +179,7 @@ def _cause(path: str, first: int, run: "_Run") -> str:
     if first > 1:
         look = "look at what is dropped or moved when it is full"
         return f"right as long as the state holds {first} tokens, wrong from there: {look}"
-    often = "positions that begin again at 0, keys cached before they are rotated, or a mask"
+    often = "positions that begin again at 0, the whole text fed again, keys cached before they are rotated, or a mask"
     return f"wrong from the first cached token on, often from {often}"
 
 
@@ -218,6 +222,11 @@ class _Run:
         self.dtype = str(logits.dtype).removeprefix("torch.")
         # Of the last token alone: then the call on all tokens is one on the tokens up to each.
         self._expected = dict(enumerate(logits)) if logits.shape[0] == self.length else {}
+        # What a model computes in may be narrower than what its logits are returned in; whole numbers fit in any dtype.
+        wide, self.narrow = logits.double(), None
+        for name in ("float16", "bfloat16"):
+            if name != self.dtype and (wide != wide.round()).any() and (wide.to(getattr(torch, name)) == wide).all():
+                self.narrow = name
         # All equal where a model knows nothing yet.
         self._scale = logits.double().std(-1, correction=0).mean().item() or 1.0
 
@@ -263,9 +272,16 @@ class _Run:
     def _distance(self, expected: torch.Tensor, found: torch.Tensor) -> float:
         return agreement.over_spread(expected, found, self._scale).item()
 
-    def is_causal(self, limit: float) -> bool:
+    def disagrees_with_itself(self, limit: float) -> str | None:
+        """Say why no loop could agree with the call on all tokens, if so."""
         half = self.length // 2
-        return self._distance(self.expected(half - 1), self._call(self.ids[..., :half])[-1]) <= limit
+        if not self._distance(self.expected(self.length - 1), self._call(self.ids)[-1]) <= limit:
+            kept = "a state is kept outside of what step returns, or dropout is on (call .eval())"
+            return f"the same call on all tokens, made twice, gives other logits: {kept}"
+        if not self._distance(self.expected(half - 1), self._call(self.ids[..., :half])[-1]) <= limit:
+            other = "one call on all tokens gives earlier tokens other logits when later ones follow"
+            return f"{other}: nothing can agree with it"
+        return None
 
     def moved(self, names: list[str]) -> dict[str, np.ndarray]:
         """Return each position's difference when the numbers of the state are moved, once, by steps of a format."""

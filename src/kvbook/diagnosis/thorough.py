@@ -48,6 +48,8 @@ def _numbers(values: dict[str, Any], names: tuple[str, ...]) -> Iterator[int]:
 
 def paths_of(config: PretrainedConfig, context: int | None) -> tuple[dict[str, Path], list[str]]:
     """Return the paths to try on a model by their names, and the boundaries that are too far away."""
+    if context and context < SHORT + feeding.NEW:
+        return {}, [f"all paths of --thorough, {SHORT + feeding.NEW} tokens"]
     found, too_far = execution_paths.of(execution_paths.THOROUGH), []
     longest = SHORT
     look = "look at the mask and the positions there"
