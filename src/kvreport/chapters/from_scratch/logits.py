@@ -79,9 +79,7 @@ def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None
 
 @torch.inference_mode()
 def _measure_in(dtype: str, settings: ScratchSettings, writer: Writer) -> None:
-    loaded = subject.load(settings, dtype)
-    model, block = loaded.model, loaded.model.shape.block
-    sample = subject.texts(settings, loaded.vocabulary, block)[0]
+    model, block, _, (sample, *_) = subject.load_with_texts(settings, dtype)
     ids = subject.ids_of([sample], model.device)[:, : min(BLOCKS, settings.n_blocks) * block]
     about = {"dtype": dtype, "source": sample.source, "start": sample.start, "block": block}
 

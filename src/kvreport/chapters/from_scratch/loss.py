@@ -80,9 +80,7 @@ def nats_at(way: Reader, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
 
 def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Score every way on every text at the same places."""
-    loaded = subject.load(settings, settings.dtypes[0])
-    model, block = loaded.model, loaded.model.shape.block
-    samples = subject.texts(settings, loaded.vocabulary, block)
+    model, block, _, samples = subject.load_with_texts(settings, settings.dtypes[0])
     lengths, ends = places(block, settings.n_blocks, settings.seed), bucket_ends(block, settings.n_blocks)
     at = torch.tensor(lengths)
     batches = [samples[first : first + _BATCH] for first in range(0, len(samples), _BATCH)]
@@ -109,9 +107,7 @@ def held(block: int) -> list[int]:
 @torch.inference_mode()
 def measure_held(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Score the same next characters, each from fewer or more before it."""
-    loaded = subject.load(settings, settings.dtypes[0])
-    model, block = loaded.model, loaded.model.shape.block
-    samples = subject.texts(settings, loaded.vocabulary, block)
+    model, block, _, samples = subject.load_with_texts(settings, settings.dtypes[0])
     lengths = torch.tensor([length for length in places(block, settings.n_blocks, settings.seed) if length >= block])
     for unit, sample in writer.pending({str(sample.index): sample for sample in samples}, "characters held: text"):
         ids, rows = subject.ids_of([sample], model.device)[0], []
@@ -139,10 +135,8 @@ def ways_to_write(block: int) -> dict[str, MakeReader]:
 
 def measure_texts(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None:
     """Let every way write, greedily and sampled."""
-    loaded = subject.load(settings, settings.dtypes[0])
-    model, block = loaded.model, loaded.model.shape.block
-    samples = subject.texts(settings, loaded.vocabulary, block)[:N_TEXTS]
-    prompts = subject.ids_of(samples, model.device)[:, : min(PROMPT, block // 2)]
+    model, block, vocabulary, samples = subject.load_with_texts(settings, settings.dtypes[0])
+    prompts = subject.ids_of(samples[:N_TEXTS], model.device)[:, : min(PROMPT, block // 2)]
     total = min(BLOCKS, settings.n_blocks) * block
     draws = torch.rand(total, generator=torch.Generator().manual_seed(settings.seed))
     made = ways_to_write(block).items()
@@ -154,8 +148,8 @@ def measure_texts(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -
             written = write(make(model), start, total - start.shape[1], None if choice == "greedy" else draws)
         writer.keep(unit, {"choice": choice, "way": name, "dtype": settings.dtypes[0]}, (
             {"sample": sample.index, "source": sample.source, "block": block, "n_prompt": start.shape[1],
-             "text": loaded.vocabulary.decode(ids.tolist())}
-            for sample, ids in zip(samples, written, strict=True)
+             "text": vocabulary.decode(ids.tolist())}
+            for sample, ids in zip(samples[:N_TEXTS], written, strict=True)
         ))
 
 

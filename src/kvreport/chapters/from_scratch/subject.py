@@ -9,6 +9,7 @@ from kvbook.models import placement
 from kvbook.runs import Inputs, Row
 from kvreport.chapters.from_scratch import ScratchSettings
 from kvreport.chapters.from_scratch.gpt import checkpoints, text
+from kvreport.chapters.from_scratch.gpt.model import ScratchGPT
 
 # The settings on which the rows of every experiment here depend.
 FIELDS = frozenset({"model", "weights", "device", "seed", "corpus", "n_blocks", "dtypes", "n_samples"})
@@ -35,6 +36,14 @@ def inputs(settings: ScratchSettings) -> Inputs:
 def load(settings: ScratchSettings, dtype: str) -> checkpoints.Loaded:
     """Load the model of the settings in a dtype."""
     return checkpoints.load(settings.model, settings.weights, settings.seed, settings.corpus, dtype, settings.device)
+
+
+def load_with_texts(
+    settings: ScratchSettings, dtype: str
+) -> tuple[ScratchGPT, int, text.Vocabulary, list[text.corpus.Sample]]:
+    """Load the model of the settings in a dtype: itself, its block, its characters, and the texts that it reads."""
+    model, vocabulary = load(settings, dtype)
+    return model, model.shape.block, vocabulary, texts(settings, vocabulary, model.shape.block)
 
 
 def texts(settings: ScratchSettings, vocabulary: text.Vocabulary, block: int) -> list[text.corpus.Sample]:
