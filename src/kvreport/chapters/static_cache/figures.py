@@ -79,10 +79,9 @@ def figure_length(steps: pd.DataFrame) -> plt.Figure:
 
 def figure_batches(found: pd.DataFrame) -> plt.Figure:
     """Draw the time of a step against its context, a panel a dtype and a line a batch, from `rows.contexts`."""
-    dtypes = list(found["dtype"].unique())
-    fig, axes = style.panels(1, len(dtypes), 3.4, sharey=True)
-    for ax, dtype in zip(axes[0], dtypes, strict=True):
-        of_dtype = found[found["dtype"] == dtype]
+    by_dtype = found.groupby("dtype", sort=False)
+    fig, axes = style.panels(1, len(by_dtype), 3.4, sharey=True)
+    for ax, (dtype, of_dtype) in zip(axes[0], by_dtype, strict=True):
         for batch, some in of_dtype.groupby("batch"):
             (line,) = ax.plot(some["context"], some["ms"], marker="o", markersize=4)
             end = some["context"].iloc[-1], some["ms"].iloc[-1]

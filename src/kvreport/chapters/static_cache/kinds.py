@@ -18,7 +18,7 @@ import gc
 import itertools
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvbook import progress
 from kvbook.measuring import caches, choosing, memory
@@ -50,29 +50,23 @@ def _ids(settings: StaticCacheSettings) -> list[int]:
 @subject.measured_at_once
 def measure(_: StaticCacheSettings, made_of: Inputs, loaded: loading.Loaded) -> Rows:
     """Take the document's steps with each kind of cache."""
-    config = loaded.model.config
-    room = min(ROOM, loading.context_length(config) or ROOM)
+    model, config = loaded.model, loaded.model.config
+    room, per_token = min(ROOM, loading.context_length(config) or ROOM), memory.kv_bytes_per_token(config, model.dtype)
     # A smaller vocabulary lacks some of the document's ids; the shapes depend on their number alone.
-    ids = torch.tensor([made_of["ids"]], device=loaded.model.device) % config.vocab_size
+    ids = torch.tensor([made_of["ids"]], device=model.device) % config.vocab_size
+    none = {"keys_shape": "", "first_dimension": "", "cached_tokens": 0, "kv_bytes": 0, "predicted_bytes": 0}
     for kind in KINDS:
-        yield from _steps(loaded.model, ids, kind, room)
-
-
-def _steps(model: PreTrainedModel, ids: torch.Tensor, kind: str, room: int) -> Rows:
-    per_token = memory.kv_bytes_per_token(model.config, model.dtype)
-    cache: Cache | None = None if kind == "none" else caches.make(kind, model.config, room)
-    for step, (fed, _, _) in enumerate(choosing.written(model, ids, N_STEPS, cache)):
-        row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))}
-        if cache is None:
-            numbers = dict.fromkeys(("cached_tokens", "kv_bytes", "predicted_bytes"), 0)
-            yield row | {"keys_shape": "", "first_dimension": ""} | numbers
-        else:
-            keys = cache.layers[0].keys
-            yield row | {
-                "keys_shape": "x".join(map(str, keys.shape)), "first_dimension": len(keys),
-                "cached_tokens": caches.length(cache), "kv_bytes": memory.cache_bytes(cache),
-                "predicted_bytes": per_token * keys.shape[-2],
-            }
+        cache = None if kind == "none" else caches.make(kind, config, room)
+        for step, (fed, _, _) in enumerate(choosing.written(model, ids, N_STEPS, cache)):
+            row = {"cache": kind, "step": step, "fed": "x".join(map(str, fed.shape))} | none
+            if cache is not None:
+                keys = cache.layers[0].keys
+                row |= {
+                    "keys_shape": "x".join(map(str, keys.shape)), "first_dimension": len(keys),
+                    "cached_tokens": caches.length(cache), "kv_bytes": memory.cache_bytes(cache),
+                    "predicted_bytes": per_token * keys.shape[-2],
+                }
+            yield row
 
 
 EXPERIMENT = Experiment("static_shapes", StaticCacheSettings, inputs, measure, fields=FIELDS | {"prompt"})

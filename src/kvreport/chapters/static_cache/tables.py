@@ -6,6 +6,7 @@ from kvbook.measuring import estimates
 from kvreport.chapters.static_cache import measures, rows
 from kvreport.publishing import documents
 from kvreport.publishing.found import Found
+from kvreport.publishing.wording import estimated
 
 # The parts of a step, in the order of the page, and their columns.
 READING, REST_OF_KERNELS = "reading weights and cache, at the memory limit", "the rest of the kernels"
@@ -68,8 +69,7 @@ def budget(found: Found) -> pd.DataFrame:
 
 def budget_table(found: Found) -> pd.DataFrame:
     """Write `budget` for a page."""
-    table = budget(found).set_index("part")
-    table = table.map(lambda one: f"{one.value:.1f}" if one.low == one.high else one.text("{:.1f}"))
+    table = budget(found).set_index("part").map(lambda one: estimated(one, "{:.1f}"))
     return table.add_suffix(" pages, ms").reset_index()
 
 
