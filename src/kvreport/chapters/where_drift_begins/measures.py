@@ -112,18 +112,16 @@ _ORDERS = Measure(
 )
 OTHER_ORDER = _ORDERS.alike("products of fewer rows that add in another order than that of the most").where(threads=1)
 UNEXPLAINED = _ORDERS.alike("products of other bits in an equal order, or equal bits in another", total("unexplained"))
-OTHER_BY_THREADS, OTHER_KERNEL_BY_THREADS = (
-    _ORDERS.alike(f"products whose {what} changes with the number of threads", total(column), rows="with threads")
-    for what, column in (("order", "other"), ("kernel", "kernel"))
+OTHER_BY_THREADS = _ORDERS.alike("products whose order changes with the number of threads", rows="with threads")
+OTHER_KERNEL_BY_THREADS = OTHER_BY_THREADS.alike(
+    "products whose kernel changes with the number of threads", total("kernel")
 )
 IN_A_ROW = _ORDERS.alike("most terms that a running sum takes one after another", computed("in_a_row", "max"))
-SHORTEST, LONGEST = (
-    _ORDERS.alike(
-        f"{which} running sum of one row over that of the most rows", computed("longer", of), form="{:.2f}",
-        rows="one against many",
-    )
-    for which, of in (("shortest", "min"), ("longest", "max"))
+SHORTEST = _ORDERS.alike(
+    "shortest running sum of one row over that of the most rows", computed("longer", "min"), form="{:.2f}",
+    rows="one against many",
 )
+LONGEST = SHORTEST.alike("longest running sum of one row over that of the most rows", computed("longer", "max"))
 KEPT = _ORDERS.alike("least share of small terms that a sum keeps", computed("kept", "min"), form="{:.2f}").where(
     dtype=_COARSE
 )
