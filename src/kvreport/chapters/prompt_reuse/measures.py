@@ -127,10 +127,8 @@ def _differing(prompts: str, **of: Any) -> Measure:
     return Measure(name, "prompt", rows="prompts", estimate=share("differs", "prompt")).where(**of)
 
 
-FINE, COARSE = (
-    _differing(f"with a boundary mismatch whose tokens differ in {dtype}", mismatch=True, finest=finest)
-    for dtype, finest in (("the finest dtype", True), ("a coarser dtype", False))
-)
+FINE = _differing("with a boundary mismatch whose tokens differ in the finest dtype", mismatch=True, finest=True)
+COARSE = _differing("with a boundary mismatch whose tokens differ in a coarser dtype", mismatch=True, finest=False)
 CONTINUED_IDS = _differing(
     "whose ids continue the cached ones and whose tokens differ in the finest dtype", mismatch=False, finest=True
 )

@@ -64,9 +64,7 @@ def keys_and_values(split_keys: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def continuations(
-    prompt_reuse: pd.DataFrame, reused_questions: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def continuations(prompt_reuse: pd.DataFrame, reused_questions: pd.DataFrame | None = None) -> pd.DataFrame:
     """Bring each continuation to one row, and compare it with the one without reuse."""
     prompt = ["model", "dtype", "case", "prompt"]
     keys = [*prompt, "way", "cache"]
