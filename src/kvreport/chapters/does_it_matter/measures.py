@@ -210,16 +210,17 @@ BY_POSITION = Measure(
     "divergence of the cached pass from the uncached one", "file", "dtype and positions", "{:.1e}", rows="by position",
     by=("dtype", "bin"), estimate=mean("kl"),
 )
-DIVERGENCE_GROWTH, DRIFT_GROWTH, ERROR_GROWTH, UNCACHED_ERROR_GROWTH = (
-    BY_POSITION.alike(
-        f"{name}, over that at the same texts' first positions", _over_the_same_texts(column), form="{:.2f}",
-        over=("bin", 0),
-    )
-    for name, column in (
-        (BY_POSITION.name, "kl"), ("drift between the two passes", "drift"),
-        ("error of the cached pass against fp64", "error"), ("error of the uncached pass against fp64", "error_full"),
-    )
-)
+
+
+def _growth(name: str, column: str) -> Measure:
+    """Compare some positions with the same texts' first ones."""
+    over = f"{name}, over that at the same texts' first positions"
+    return BY_POSITION.alike(over, _over_the_same_texts(column), form="{:.2f}", over=("bin", 0))
+
+
+DIVERGENCE_GROWTH, DRIFT_GROWTH = _growth(BY_POSITION.name, "kl"), _growth("drift between the two passes", "drift")
+ERROR_GROWTH = _growth("error of the cached pass against fp64", "error")
+UNCACHED_ERROR_GROWTH = _growth("error of the uncached pass against fp64", "error_full")
 MOST_DIVERGENCE = BY_POSITION.alike(
     "most of these divergences", counted(lambda rows: rows.groupby("bin")["kl"].mean().max()), unit="", by=("dtype",),
     form="{:.0e}",

@@ -45,16 +45,18 @@ KINDS = {
 PLAIN = "plain cache"
 QUANTO_4, HQQ_8, HQQ_4, HQQ_ROWS = "quanto, 4 bits", "HQQ, 8 bits", "HQQ, 4 bits", "HQQ, 4 bits, axis 1"
 TWO_BITS = QUANTO_2, HQQ_2, OURS_2 = "quanto, 2 bits", "HQQ, 2 bits", "ours, 2 bits"
+
+
+def _by_group(name: str, backend: str, bits: int) -> dict[str, tuple[str, dict[str, int]]]:
+    """List a backend's cache in groups of the usual size, and of half and of twice as many numbers."""
+    others = {f"{name} by {size}": (backend, {"nbits": bits, "q_group_size": size}) for size in (32, 128)}
+    return {name: (backend, {"nbits": bits})} | others
+
+
 BACKENDS = {
-    QUANTO_4: ("quanto", {"nbits": 4}), "quanto, 4 bits by 32": ("quanto", {"nbits": 4, "q_group_size": 32}),
-    "quanto, 4 bits by 128": ("quanto", {"nbits": 4, "q_group_size": 128}), QUANTO_2: ("quanto", {"nbits": 2}),
-    "quanto, 2 bits by 32": ("quanto", {"nbits": 2, "q_group_size": 32}),
-    "quanto, 2 bits by 128": ("quanto", {"nbits": 2, "q_group_size": 128}), HQQ_8: ("hqq", {"nbits": 8}),
-    HQQ_4: ("hqq", {"nbits": 4}), "HQQ, 4 bits by 32": ("hqq", {"nbits": 4, "q_group_size": 32}),
-    "HQQ, 4 bits by 128": ("hqq", {"nbits": 4, "q_group_size": 128}),
-    HQQ_ROWS: ("hqq", {"nbits": 4, "axis_key": 1, "axis_value": 1}), "HQQ, 3 bits": ("hqq", {"nbits": 3}),
-    HQQ_2: ("hqq", {"nbits": 2}), "HQQ, 2 bits by 32": ("hqq", {"nbits": 2, "q_group_size": 32}),
-    "HQQ, 2 bits by 128": ("hqq", {"nbits": 2, "q_group_size": 128}), "HQQ, 1 bit": ("hqq", {"nbits": 1}),
+    **_by_group(QUANTO_4, "quanto", 4), **_by_group(QUANTO_2, "quanto", 2), HQQ_8: ("hqq", {"nbits": 8}),
+    **_by_group(HQQ_4, "hqq", 4), HQQ_ROWS: ("hqq", {"nbits": 4, "axis_key": 1, "axis_value": 1}),
+    "HQQ, 3 bits": ("hqq", {"nbits": 3}), **_by_group(HQQ_2, "hqq", 2), "HQQ, 1 bit": ("hqq", {"nbits": 1}),
 }
 ONE_SIDED = {
     f"our {name}, {side}s in {bits} bits": (name.lower(), kept)
