@@ -49,9 +49,7 @@ def logits_at_drawn_lengths(layer_drift_lengths: Run) -> pd.DataFrame:
     return _logits(layer_drift_lengths)
 
 
-def logits_at_all_lengths(
-    logits: pd.DataFrame, logits_at_drawn_lengths: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def logits_at_all_lengths(logits: pd.DataFrame, logits_at_drawn_lengths: pd.DataFrame | None = None) -> pd.DataFrame:
     """Put both together, where there are both."""
     return pd.concat([logits, logits_at_drawn_lengths])
 
