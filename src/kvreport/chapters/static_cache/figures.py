@@ -43,17 +43,16 @@ def figure_published(beside: pd.DataFrame) -> plt.Figure:
 
 def figure_grid(table: pd.DataFrame, limit: float) -> plt.Figure:
     """Draw tokens a second of every way, and the memory limit, from `tables.speeds`."""
-    shown = table.sort_values("speed", key=lambda column: column.map(lambda e: e.value)).reset_index(drop=True)
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.2 + 0.34 * len(shown)))
+    speed = table["speed"].map(lambda estimate: estimate.value)
+    shown = table.loc[speed.sort_values(ascending=False).index].reset_index(drop=True)
+    fig, ax = style.rows(shown["way"], 1.2, 0.34, fontsize=9.5)
     for row in shown.itertuples():
         style.plot_estimate(ax, row.speed, row.Index, **_look(row.cache, not row.compiled), **_MARK)
         beside = {"va": "center", "color": plt.rcParams["text.color"]}
         style.note(ax, f"{row.speed.value:.0f}", (row.speed.high, row.Index), (8, -1), **beside)
     ax.axvline(limit, color=style.GREY, linestyle="--")
-    style.note(ax, f"limit of memory\n{limit:.0f}", (limit, 0), (-5, 0), ha="right", va="bottom")
-    ax.set_yticks(range(len(shown)), shown["way"], fontsize=9.5)
+    style.note(ax, f"limit of memory\n{limit:.0f}", (limit, len(shown) - 1), (-5, 0), ha="right", va="bottom")
     ax.set(xlabel="tokens/s", xlim=(0, None))
-    ax.grid(axis="y", visible=False)
     handles = [*_kinds(), style.key("compiled", marker="o", **_MARK), _hollow("eager")]
     return style.with_legend(fig, handles, 5, "upper right", columnspacing=1)
 
@@ -97,13 +96,11 @@ def figure_batches(found: pd.DataFrame) -> plt.Figure:
 
 def figure_gains(gains: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
     """Draw ways of the loop over its eager dynamic one, from `tables.gains`; the book's stand faint behind."""
-    fig, ax = plt.subplots(figsize=(style.WIDTH, 1.1 + 0.38 * len(book)))
-    ways = list(dict.fromkeys([*book["way"], *gains["way"]]))
+    ways = list(dict.fromkeys([*book["way"], *gains["way"]]))[::-1]
+    fig, ax = style.rows(ways, 1.1, 0.38, fontsize=9.5)
     for table, look in ((book, style.FAINT), (gains, {"markersize": 6})):
         for row in table.itertuples():
             style.plot_estimate(ax, row.gain, ways.index(row.way), marker="o", color=style.BLUE, **look)
     ax.axvline(1, color=style.GREY, linestyle="--", linewidth=1)
-    ax.set_yticks(range(len(ways)), ways, fontsize=9.5)
     ax.set(xlabel="tokens/s / the eager dynamic loop's", xlim=(0, None))
-    ax.grid(axis="y", visible=False)
     return fig

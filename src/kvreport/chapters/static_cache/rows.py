@@ -102,10 +102,7 @@ def first_steps(timed: pd.DataFrame) -> pd.DataFrame:
     loop = timed[timed["engine"] == LOOP]
     firsts = loop[loop["phase"] == COMPILE].sort_values("step").groupby("way", sort=False)
     later = loop[loop["phase"] == DECODE].groupby("way")["seconds"].median()
-    table = firsts.agg(
-        compiled=("compiled", "first"), graphs=("graphs", "first"), seconds=("seconds", "first"),
-        all_s=("seconds", "sum"),
-    )
+    table = firsts[["compiled", "graphs", "seconds"]].first().assign(all_s=firsts["seconds"].sum())
     table = table.assign(compiles=(table["compiled"] * table["graphs"]) > 0, over_later=table["seconds"] / later)
     return table.loc[loop["way"].unique(), ["compiles", "seconds", "all_s", "over_later"]].reset_index()
 
@@ -175,10 +172,8 @@ def page_gains(speeds: pd.DataFrame, step: pd.DataFrame) -> pd.DataFrame | None:
 
 def contexts(weights_or_cache: pd.DataFrame) -> pd.DataFrame:
     """Return a step's median milliseconds by dtype, batch and context, from the shortest on, and its bytes."""
-    found = weights_or_cache.groupby(["dtype", "batch", "context"], sort=False, as_index=False).agg(
-        seconds=("seconds", "median"), weights_bytes=("weights_bytes", "first"), kv_bytes=("kv_bytes", "first")
-    )
-    return found.assign(ms=1e3 * found.pop("seconds"))
+    cells = weights_or_cache.groupby(["dtype", "batch", "context"], sort=False)
+    return cells[["weights_bytes", "kv_bytes"]].first().assign(ms=1e3 * cells["seconds"].median()).reset_index()
 
 
 def early_bytes(static_shapes: pd.DataFrame) -> pd.DataFrame:
