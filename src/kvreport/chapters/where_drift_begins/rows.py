@@ -132,9 +132,8 @@ def beginnings_of_the_first_model(beginnings: pd.DataFrame) -> pd.DataFrame:
 
 def products(gemm_map: pd.DataFrame) -> pd.DataFrame:
     """Compare the product of each number of rows with that of the most rows."""
-    rows = gemm_map
-    state = rows["first_row_equal"].map({1: FIRST_EQUAL, 0: NONE_EQUAL})
-    return rows.assign(state=state.where(rows["equal_rows"] < rows["rows"], ALL_EQUAL))
+    state = gemm_map["first_row_equal"].map({1: FIRST_EQUAL, 0: NONE_EQUAL})
+    return gemm_map.assign(state=state.where(gemm_map["equal_rows"] < gemm_map["rows"], ALL_EQUAL))
 
 
 def differing_products(products: pd.DataFrame) -> pd.DataFrame:

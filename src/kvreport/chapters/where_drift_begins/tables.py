@@ -109,9 +109,8 @@ def kernels(everywhere: Mapping[str, Found]) -> pd.DataFrame:
         told = _told(found)
         on = _label(found, "kernels", "summation")
         for (dtype, operation), of in told.groupby(["dtype", "operation"], sort=False):
-            said = zip(of["rows"], of["kernel"], of["adds"], strict=True)
-            spans = [(what, [*ones]) for what, ones in groupby(said, lambda one: one[1:])]
-            runs = [(between([count for count, *_ in ones], "{}"), *what) for what, ones in spans]
+            spans = groupby(zip(of["rows"], of["kernel"], of["adds"], strict=True), lambda one: one[1:])
+            runs = [(between((count for count, *_ in ones), "{}"), *what) for what, ones in spans]
             alike.setdefault((on, DTYPES[dtype], *runs), {})[operation] = f"{of['terms'].max():.0f}"
     linear = {operation for terms in alike.values() for operation in terms} - {rows.ATTENTION}
     table = [
