@@ -67,9 +67,8 @@ def means(layer_drift: pd.DataFrame) -> pd.DataFrame:
         resampled = estimates.resample(rows, "max_abs")
         low, high = resampled.interval()
         about = {"model": model, "weights": weights, "dtype": dtype, "n": rows["sample"].nunique()}
-        means = rows.groupby("layer").agg(
-            place=("place", "first"), relative_rms=("relative_rms", "mean"), differing_share=("differing_share", "mean")
-        )
+        layers = rows.groupby("layer")
+        means = layers[["relative_rms", "differing_share"]].mean().assign(place=layers["place"].first())
         tables.append(means.reset_index().assign(**about, max_abs=resampled.mean, low=low, high=high))
     columns = [*_SERIES, "place", "layer", "max_abs", "low", "high", "relative_rms", "differing_share", "n"]
     return pd.concat(tables, ignore_index=True)[columns]
@@ -93,20 +92,18 @@ def _distinct(rows: pd.DataFrame) -> pd.DataFrame:
 def divergence(greedy_paths: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
     prompt, greedy = ["model", "dtype", "prompt"], _distinct(greedy_paths)
+    text = [*prompt, "method"]
     uncached = greedy.loc[greedy["method"] == UNCACHED, [*prompt, "step", "token", "margin", "logits_sha256"]]
     uncached = uncached.assign(written=uncached.groupby(prompt)["step"].transform("size"))
     steps = greedy[greedy["method"] != UNCACHED].merge(uncached, on=[*prompt, "step"], suffixes=("", "_uncached"))
-    loops = steps.assign(equal=steps["logits_sha256"] == steps["logits_sha256_uncached"]).groupby(
-        [*prompt, "method"], sort=False
-    )
+    loops = steps.assign(equal=steps["logits_sha256"] == steps["logits_sha256_uncached"]).groupby(text, sort=False)
     table = loops.agg(
         steps=("step", "size"), written=("written", "first"), bits_equal_steps=("equal", "sum"),
         final_cache_length=("cache_length", "last"),
     )
-    first = steps[steps["token"] != steps["token_uncached"]].drop_duplicates([*prompt, "method"])
-    first = first.assign(tied=first[list(TIES)].any(axis=1), first_divergence=first["step"])
-    first = first.set_index([*prompt, "method"])[["first_divergence", "margin_uncached", "tied"]]
-    table = table.join(first.rename(columns={"margin_uncached": "margin"})).reset_index()
+    first = steps[steps["token"] != steps["token_uncached"]].drop_duplicates(text).set_index(text)
+    tied = first[list(TIES)].any(axis=1)
+    table = table.assign(first_divergence=first["step"], margin=first["margin_uncached"], tied=tied).reset_index()
     # A loop that ended early, at the model's context, cannot be called equal.
     equal = table["first_divergence"].isna() & (table["steps"] == table["written"])
     return table.assign(equal=equal).astype({"first_divergence": "Float64", "margin": "Float64"})
