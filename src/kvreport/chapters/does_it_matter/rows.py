@@ -318,10 +318,9 @@ def after(after_divergence: pd.DataFrame) -> pd.DataFrame:
 
 def long_ways(long_contexts: pd.DataFrame) -> pd.DataFrame:
     """Compare the errors of both passes along long texts, by the way in which the cached one was fed."""
-    rows = long_contexts
     # Runs of before the static cache name no way.
-    ways = rows["way"].fillna(DYNAMIC) if "way" in rows else DYNAMIC
-    return rows.assign(way=ways, ratio=rows["error"] / rows["error_full"])
+    ways = long_contexts["way"].fillna(DYNAMIC) if "way" in long_contexts else DYNAMIC
+    return long_contexts.assign(way=ways, ratio=long_contexts["error"] / long_contexts["error_full"])
 
 
 def by_position(long_ways: pd.DataFrame) -> pd.DataFrame:

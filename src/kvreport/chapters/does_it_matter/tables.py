@@ -127,10 +127,7 @@ def cells(found: Found) -> pd.DataFrame:
 def along(found: Found) -> pd.DataFrame:
     """Average the divergence over texts, by way and bin of positions, and over that of the first quarter."""
     grouped = found["drift_by_position"].groupby(list(measures.ALONG.by), sort=False)
-    table = grouped.agg(
-        read_from=("read_from", "first"), read_to=("read_to", "first"), flips=("flips", "sum"),
-        n_tokens=("n_tokens", "sum"),
-    )
+    table = grouped[["read_from", "read_to"]].first().join(grouped[["flips", "n_tokens"]].sum())
     for name, measure in (("kl", measures.ALONG), ("over_first", measures.OVER_THE_FIRST_QUARTER)):
         known = _by_key(measure, found)
         table[name] = [known.get(key) for key in table.index]
