@@ -94,7 +94,7 @@ class Item(NamedTuple):
 Items = Callable[[PromptReuseSettings, PreTrainedTokenizerBase], Iterator[Item]]
 
 
-def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str = ".") -> list[str]:
+def joined_words(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[str]:
     """List words that a vocabulary joins with the full stop before them, the most frequent first."""
     vocabulary = tokenizer.get_vocab()
     # A vocabulary is in the order in which its merges were learned, so low ids are frequent.
@@ -271,10 +271,10 @@ def work(settings: PromptReuseSettings) -> Work:
     return Work(_BEFORE + _AFTER, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes)
 
 
-def work_questions(settings: PromptReuseSettings) -> Work | None:
+def work_questions(settings: PromptReuseSettings) -> Work:
     """Count the passes of each model in each dtype."""
     n_texts = _QUESTION_TEXTS * settings.n_prompts
-    return Work(_BEFORE, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes) if n_texts else None
+    return Work(_BEFORE, 2 * n_texts, n_texts * settings.n_new_tokens, settings.dtypes)
 
 
 _FIELDS = frozenset(PromptReuseSettings.model_fields) - {"n_positions"}
