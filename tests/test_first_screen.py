@@ -16,12 +16,12 @@ UNCACHED = (1, 2, 3, 4)
 
 
 def answers(cached: tuple[int, ...], question: str = "Why?") -> pd.DataFrame:
-    """Make the answers to a question, with reuse and without."""
+    """Make one model's answers to a question, with reuse and without; another one's, whose tokens are all 0, follow."""
     about = {"dtype": "bfloat16", "case": reuse.CHAT, "item": question}
     ways = {reuse.NO_REUSE: UNCACHED, reuse.SHARED: cached}
     rows = [
-        about | {"way": way, "step": step, "token": token, "text": f"t{token}", "margin": token / 8}
-        for way, tokens in ways.items() for step, token in enumerate(tokens)
+        about | {"model": name, "way": way, "step": step, "token": token * of, "text": f"t{token}", "margin": token / 8}
+        for name, of in (("a", 1), ("b", 0)) for way, tokens in ways.items() for step, token in enumerate(tokens)
     ]
     return found.of_runs("prompt_reuse", {"reused_questions": run_of(pd.DataFrame(rows))})["answers"]
 
@@ -31,7 +31,8 @@ def answers(cached: tuple[int, ...], question: str = "Why?") -> pd.DataFrame:
     ((1, 2, 3), 3, None, 4 / 8), ((1, 2, 3, 4, 5), 4, 5 / 8, None),
 ])
 def test_answers_differ_first_where_tokens_do_or_one_ends_and_lead_there_on_each_side(cached, first, lead, uncached):
-    (row,) = answers(cached).itertuples()
+    row, other = answers(cached).itertuples()
+    assert other.tokens == (0,) * len(cached)
     assert (row.first, row.kept, row.lead, row.lead_uncached) == (first, first == math.inf, lead, uncached)
 
 

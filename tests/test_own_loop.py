@@ -184,11 +184,14 @@ def test_a_bug_in_16_bits_is_beyond_the_tolerance_of_16_bits_too(llama_folder):
         kvbook.assert_cache_matches(model)
 
 
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: MODEL.forward, "a loop of your own to assert_step_matches"),
     (lambda: T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, num_layers=1)), "is an encoder-decoder"),
-    (lambda: BertForMaskedLM(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)), "give a causal language model"),
-    (lambda: LlamaModel(LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)), "with its head"),
+    (lambda: BertForMaskedLM(BertConfig(vocab_size=9, **TINY)), "give a causal language model"),
+    (lambda: LlamaModel(LlamaConfig(vocab_size=9, **TINY)), "with its head"),
 ])
 def test_what_the_assertion_cannot_take_is_refused_in_one_line(make, words):
     assert words in refusal(lambda: kvbook.assert_cache_matches(make()))

@@ -161,7 +161,7 @@ def _check_server(
 def scores(
     rollout: given("The rollout's: .parquet, or JSON lines.", metavar="A"),
     trainer: given("The trainer's, of the same tokens.", metavar="B"),
-    control: Annotated[list[str] | None, Option(help="A's tokens in one pass of A's dtype, no cache; again for more.")] = None,
+    control: Annotated[list[str] | None, Option(help="A's tokens in one pass, in A's dtype; may be repeated.")] = None,
     as_json: Json = False,
     plot: text("Also draw both tables into this .png file.") = None,
 ) -> None:

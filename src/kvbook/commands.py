@@ -168,12 +168,14 @@ def bisect(
     keep: flag("--keep", "Keep the environments of the releases.") = False,
 ) -> None:
     """Find between which releases of transformers, and which commits, a wrong cache came and went."""
+    from packaging.version import Version
+
     from kvbook import paths, releases
 
     releases.check_path(path)
     points = asked.split(",") if asked else releases.published()
     if has and has not in points:
-        points = sorted([*points, has], key=lambda release: [int(part) for part in release.split(".")])
+        points = sorted([*points, has], key=Version)
     outcome = releases.of_release(architecture, path, paths.BUILD / "releases", keep)
 
     def say(point: str, outcome: str) -> None:

@@ -261,7 +261,7 @@ def samples(
                     made += 1
                     if made == n_samples:
                         return
-            if turn + 1 >= max(len(ids) // longest for _, ids in encoded):
+            if turn + 1 >= max((len(ids) // longest for _, ids in encoded), default=0):
                 break
     else:
         for document in documents(corpus, seed=seed):

@@ -86,7 +86,7 @@ def continuations(prompt_reuse: pd.DataFrame, reused_questions: pd.DataFrame | N
 
 def answers(reused_questions: pd.DataFrame) -> pd.DataFrame:
     """Set each answer to a further question beside the one without reuse, and say where they first differ."""
-    question = ["dtype", "case", "item"]
+    question = ["model", "dtype", "case", "item"]
     written = {"tokens": ("token", tuple), "words": ("text", tuple), "margins": ("margin", tuple)}
     texts = reused_questions["text"].fillna("").astype(str)
     steps = reused_questions.assign(text=texts).sort_values("step", kind="stable")

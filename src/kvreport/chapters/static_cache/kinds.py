@@ -90,15 +90,18 @@ def measure_memory(settings: StaticCacheSettings, made_of: Inputs, loaded: loadi
     # What there is by now lives on: each measurement looks for garbage first, which takes long among so much.
     gc.collect()
     gc.freeze()
-    for length, kind in progress.track(turns, label="memory: length and cache"):
-        before = memory.peak(lambda: None, device)[1]
-        held, peak = memory.peak(lambda length=length, kind=kind: _generate(model, length, kind), device)
-        yield {
-            "cache": kind, "n_tokens": length, "kv_bytes": held,
-            "predicted_bytes": 0 if kind == "none" else length * memory.kv_bytes_per_token(model.config, model.dtype),
-            "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
-        }
-    gc.unfreeze()
+    per_token = memory.kv_bytes_per_token(model.config, model.dtype)
+    try:
+        for length, kind in progress.track(turns, label="memory: length and cache"):
+            before = memory.peak(lambda: None, device)[1]
+            held, peak = memory.peak(lambda length=length, kind=kind: _generate(model, length, kind), device)
+            yield {
+                "cache": kind, "n_tokens": length, "kv_bytes": held,
+                "predicted_bytes": 0 if kind == "none" else length * per_token,
+                "weights_bytes": weights_bytes, "before_bytes": before, "peak_bytes": peak,
+            }
+    finally:
+        gc.unfreeze()
 
 
 def _generate(model: PreTrainedModel, length: int, kind: str) -> int:
