@@ -144,10 +144,10 @@ class Writer:
         rows = list(rows)
         with writable(self._rows.parent):
             with self._rows.open("a", newline="", encoding="utf-8") as file:
-                if self._columns is None:
+                if self._columns is None and rows:
                     self._columns = list(rows[0])
                     csv.writer(file).writerow(self._columns)
-                csv.DictWriter(file, self._columns).writerows(rows)
+                csv.DictWriter(file, self._columns or ()).writerows(rows)
                 file.flush()
                 length = file.tell()
             with self._journal.open("a", encoding="utf-8") as file:

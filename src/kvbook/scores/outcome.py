@@ -57,10 +57,11 @@ class Outcome(Strict):
     @property
     def lines(self) -> list[str]:
         """Say it in a dozen lines or two."""
+        many, more = ("s" * (number != 1) for number in (self.sequences, self.controls))
         of = {name: float("inf") if value is None else value for name, value in self.measures.items()}
         low, high = 1 - measures.PPO_CLIP, 1 + measures.PPO_CLIP
         rows = [
-            ("tokens", f"{self.tokens:,} of {self.sequences:,} sequences, {self.controls} controls"),
+            ("tokens", f"{self.tokens:,} of {self.sequences:,} sequence{many}, {self.controls} control{more}"),
             ("verdict", f"{self.verdict}: {self.why}"),
             ("|Δ log p|", f"mean {of['mean_abs']:.2e}, largest {of['largest']:.2e}; mean exp {of['mean_exp_abs']:.5f}"),
             ("KL", f"k1 {of['k1']:.2e}, k2 {of['k2']:.2e}, k3 {of['k3']:.2e}; χ² {of['chi_squared']:.2e}"),
