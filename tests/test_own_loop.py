@@ -188,7 +188,7 @@ TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda: MODEL.forward, "a loop of your own to assert_step_matches"),
+    (lambda: MODEL.forward, "no model of transformers"),
     (lambda: T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, num_layers=1)), "is an encoder-decoder"),
     (lambda: BertForMaskedLM(BertConfig(vocab_size=9, **TINY)), "give a causal language model"),
     (lambda: LlamaModel(LlamaConfig(vocab_size=9, **TINY)), "with its head"),

@@ -45,8 +45,8 @@ def assert_cache_matches(
     ...     kvbook.assert_cache_matches(MyModel(config).eval().double())
     """
     name = type(model).__name__
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"{name} is no model: give the model itself, or a loop of your own to assert_step_matches")
+    if not hasattr(model, "config"):
+        raise UserError(f"{name} is no model of transformers: a loop of your own goes to assert_step_matches")
     if model.config.is_encoder_decoder:
         raise UserError(f"{name} is an encoder-decoder: save it, and check its folder with `kvbook check`")
     dtype = str(model.dtype).removeprefix("torch.")

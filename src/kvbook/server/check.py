@@ -42,8 +42,7 @@ _COUNT = (
     "is prefix caching on?"
 )
 _SECOND = "start the same server a second time, without prefix caching, and name it: --control http://127.0.0.1:8001/v1"
-_LOGPROBS = "the check needs log-probabilities: use a server, or a mode of it, that returns them from /completions"
-_REFUSED = "mend what it refuses; the check needs answers with log-probabilities from /completions"
+_REFUSED = "mend that, or use a server, or a mode of it, that returns log-probabilities from /completions"
 _COLD = "see what was not tried: each length was left out"
 _NOISE = "look at this first: answers differ without any reuse, so nothing can be said of the cache"
 _AGAIN = "look at the server's log, start it and the check again"
