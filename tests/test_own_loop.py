@@ -197,6 +197,13 @@ def test_what_the_assertion_cannot_take_is_refused_in_one_line(make, words):
     assert words in refusal(lambda: kvbook.assert_cache_matches(make()))
 
 
+def test_equal_logits_are_no_agreement(llama_folder):
+    model = loading.load(str(llama_folder), dtype="float64").model
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)
+    with pytest.raises(AssertionError, match="differ by nan"):
+        kvbook.assert_cache_matches(model)
+
+
 def test_a_model_of_few_positions_and_texts_in_a_list_are_taken():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=16, n_embd=8, n_layer=1, n_head=1)).eval()
     kvbook.assert_cache_matches(model)

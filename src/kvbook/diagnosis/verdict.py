@@ -145,7 +145,7 @@ def judge(rows: pd.DataFrame, seed: int = 0) -> Finding:
 
 def _rule(drift: dict[str, float], roundoffs: dict[str, float], fitted: estimates.Estimate | None) -> tuple[Kind, str]:
     if not drift:
-        return "undecided", "the full pass overflows in every dtype"
+        return "undecided", "in every dtype the full pass overflows, or its logits are all equal"
     for dtype, multiple in roundoffs.items():
         if np.isinf(multiple):
             return "bug", f"in {dtype} the cached pass overflows and the full pass does not"
