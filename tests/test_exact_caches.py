@@ -1,5 +1,7 @@
 """The chapter on exact caches: its rows are what the ways give, and statements fail on rows that contradict them."""
 
+import functools
+
 import pytest
 import torch
 from planted import changed
@@ -75,7 +77,7 @@ def test_long_texts_are_fed_at_every_length_and_thread_count(settings, measured)
 
 def test_one_row_of_one_chunk_that_differs_in_one_bit_is_counted(llama, ids):
     sizes = lengths.uneven(ids.shape[1], 0)
-    cache = lambda: DynamicCache(config=llama.config)  # noqa: E731
+    cache = functools.partial(DynamicCache, config=llama.config)
     full = fed(llama, ids, sizes, cache())
     assert lengths._fed_against(full, llama, ids, sizes, cache())["equal_rows"] == ids.shape[1]
     full[-2, 3] = torch.nextafter(full[-2, 3], torch.tensor(99.0))

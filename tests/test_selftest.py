@@ -62,7 +62,9 @@ def test_a_part_that_fails_is_one_line_that_names_no_path_and_the_others_go_on(
 
 
 def test_a_file_that_would_tell_a_path_is_not_written(small, monkeypatch, tmp_path, kvbook_here):
-    part = lambda *_: iter([selftest._row("read /home/somebody/weights.bin", 1.0)])  # noqa: E731
+    def part(*_):
+        yield selftest._row("read /home/somebody/weights.bin", 1.0)
+
     monkeypatch.setattr(selftest, "PARTS", {"first": part})
     done = kvbook_here("selftest", "--to", tmp_path / "selftest.json")
     assert done.returncode == 2

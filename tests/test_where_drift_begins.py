@@ -23,7 +23,7 @@ from kvreport.chapters.where_drift_begins import (
     rows,
     tables,
 )
-from kvreport.publishing.found import of_runs
+from kvreport.publishing.found import of_runs, published
 from kvreport.publishing.statements import check
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -319,6 +319,13 @@ def test_products_of_a_step_are_listed_by_the_kernel_that_runs_them():
         ["all linear layers", "36", "1 to 2", "mkl_f", "4 sums in turn"],
         ["all linear layers", "36", "4", "a", "pieces of 4"],
     ]
+
+
+def test_under_one_limit_two_processors_have_one_kernel_and_one_pattern_and_control_without_one_they_do_not():
+    told = tables.by_kernel(tables.replayed(published("where_drift_begins"))).drop(columns="calls that differ")
+    limits = told.pop("processor").str.partition("ONEDNN_MAX_CPU_ISA=")[2]
+    patterns = {limit: (len(of), len(of.drop_duplicates())) for limit, of in told.groupby(limits)}
+    assert patterns == {"": (2, 2), "AVX2": (2, 1), "AVX512_CORE": (2, 1)}
 
 
 def test_each_version_of_torch_has_what_its_own_replay_found():
