@@ -117,6 +117,15 @@ def test_growth_along_long_texts_is_over_the_first_positions_of_those_that_reach
     figures.figure_by_position(table)
 
 
+def test_of_passes_that_never_differ_no_growth_is_told():
+    found = published("does_it_matter")["AMD EPYC, Zen 4"]
+    equal = changed(found, "long_contexts", "dtype == 'float32'", drift=0.0, kl=0.0)
+    for growth in (measures.DRIFT_GROWTH, measures.DIVERGENCE_GROWTH, measures.STATIC_DRIFT):
+        for of, dtypes in ((found, {"fp32", "bf16"}), (equal, {"bf16"})):
+            assert {one.series.split()[0] for one in growth(of)} == dtypes
+    assert measures.PIECES_EQUAL.where(dtype="float32")(equal)[0].estimate.value == 1
+
+
 @pytest.mark.parametrize(("sides", "tied"), [(("tied",), 1), (("tied_baseline",), 1), ((), 0)])
 def test_a_divergence_counts_as_tied_where_either_side_is(results, sides, tied):
     neither = changed(results, "first_divergence", "parted == 1", tied=0.0, tied_baseline=0.0)

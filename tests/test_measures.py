@@ -146,6 +146,9 @@ def test_a_number_is_written_as_its_span_over_all_that_was_recorded(found):
     assert measures.written(role, KNOWN, found, [found, other]) == "0.25 to 1.00"
     assert measures.written(role.replace(".2f", "digit"), KNOWN, found, [found, other]) == "2 × 10⁻¹ to 1"
     assert measures.written(role, KNOWN, found) == "0.25"
+    # What cannot be estimated somewhere bounds no span.
+    unknown = Found(found.frames, found.runs | {"drift": run_of(found["drift"].assign(equal=float("nan")))})
+    assert measures.written(role, KNOWN, found, [unknown, found]) == "0.25"
 
 
 def test_what_was_not_run_is_written_as_not_recorded(found):

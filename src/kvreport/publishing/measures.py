@@ -260,6 +260,8 @@ def written(role: str, known: Mapping[str, Measure | Worded], found: Found, ever
         raise UserError(f"{{measured}}`{role}`: give one format, and one of {', '.join(HOW)}")
     places = everywhere or [found] if spanned else [found]
     measured = [each for place in places for each in one.where(**_values(role, kept, place[one.rows]))(place)]
+    # What cannot be estimated on one processor bounds no span.
+    measured = [each for each in measured if each.is_fitted or not spanned]
     if not measured:
         return NOT_RECORDED
     if rounded:

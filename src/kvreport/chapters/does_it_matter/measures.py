@@ -215,7 +215,8 @@ BY_POSITION = Measure(
 def _growth(name: str, column: str) -> Measure:
     """Compare some positions with the same texts' first ones."""
     over = f"{name}, over that at the same texts' first positions"
-    return BY_POSITION.alike(over, _over_the_same_texts(column), form="{:.2f}", over=("bin", 0))
+    rows = "by position" if column.startswith("error") else "drifting"
+    return BY_POSITION.alike(over, _over_the_same_texts(column), form="{:.2f}", rows=rows, over=("bin", 0))
 
 
 DIVERGENCE_GROWTH, DRIFT_GROWTH = _growth(BY_POSITION.name, "kl"), _growth("drift between the two passes", "drift")
@@ -230,8 +231,12 @@ CACHED_OVER_UNCACHED = BY_POSITION.alike(
 )
 STATIC_DRIFT = BY_POSITION.alike(
     "drift of a static cache's pass, over that of a dynamic one's", _over_the_same_texts("drift"), form="{:.2f}",
-    rows="long ways", by=("dtype", "way", "bin"), over=("way", named.DYNAMIC),
+    rows="passes apart", by=("dtype", "way", "bin"), over=("way", named.DYNAMIC),
 ).where(way=named.PREALLOCATED)
+PIECES_EQUAL = Measure(
+    "share of long texts whose logits in pieces are bitwise identical to one pass's", rows="in whole pieces",
+    by=("dtype",), estimate=part("equal"),
+)
 # Past a window that slides along the same texts.
 _EXCESS = Measure(
     "loss above that of the window read anew (nats a token)", "file", "dtype and way", "{:.2f}", rows="windows",
@@ -330,6 +335,7 @@ STATEMENTS = {
     # Up to 4,096 tokens: English prose has two files that are longer.
     "divergence-stays-along-texts": always(DIVERGENCE_GROWTH.where(bin=tuple(range(1, 8))), "below", _HALF_MORE),
     "drift-stays-along-texts": always(DRIFT_GROWTH.where(bin=(_END_OF_A_CHAT, _FAR)), "inside", _HALF_MORE),
+    "pieces-give-equal-bits": here(PIECES_EQUAL.where(dtype="float32"), "at least", ALL, on="Intel"),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "errors-stay-in-bf16": of_model(UNCACHED_ERROR_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),
     "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(bin=_FAR), "inside", _HALF_MORE),

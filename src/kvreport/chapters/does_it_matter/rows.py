@@ -328,6 +328,23 @@ def by_position(long_ways: pd.DataFrame) -> pd.DataFrame:
     return long_ways[long_ways["way"] == DYNAMIC]
 
 
+def passes_apart(long_ways: pd.DataFrame) -> pd.DataFrame:
+    """Keep the dtypes in which the two passes differ at all: 0 over 0 is no growth."""
+    return long_ways[long_ways.groupby("dtype")["drift"].transform("max") > 0]
+
+
+def drifting(passes_apart: pd.DataFrame) -> pd.DataFrame:
+    """Keep the dynamic cache of these."""
+    return by_position(passes_apart)
+
+
+def in_whole_pieces(long_ways: pd.DataFrame) -> pd.DataFrame:
+    """Say of each text that is read in pieces of `PIECE` tokens whether every cache gives the bits of one pass."""
+    long = long_ways[long_ways["length"] >= 4 * PIECE]
+    texts = long.groupby(["dtype", "source", "sample"], sort=False, as_index=False)["drift"].max()
+    return texts.assign(equal=texts["drift"] == 0)
+
+
 def windows(sliding_windows: pd.DataFrame) -> pd.DataFrame:
     """Add to each loss what it is above that of the window read anew."""
     unit = ["dtype", "sample", "bin"]
