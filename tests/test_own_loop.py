@@ -155,6 +155,7 @@ def test_a_loop_of_any_kind_is_checked_and_its_mistake_named(step, status, words
     *((GPT(), ids, "6 or more tokens of one text") for ids in ([1, 2, 3], None, [0.5] * 9, np.ones((2, 9), int))),
     (lambda ids, state: ("text", state), IDS, "return (logits, state)"),
     (lambda ids, _state: torch.zeros(1, ids.shape[1], 9), IDS, "step returned Tensor, not a pair"),
+    (lambda ids, state: (torch.zeros(1, ids.shape[1] - 1, 9), state), IDS, "logits of 19 tokens for 20"),
     (lambda ids, state: (ids[0][:, None].expand(-1, 5), state), IDS, "name dtype="),
 ])
 def test_what_is_no_loop_is_refused_in_one_line(step, ids, words):

@@ -218,7 +218,7 @@ class _Run:
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             raise UserError(f"step returned {type(returned).__name__}, not a pair: return (logits, state)")
         logits, state = returned
-        logits, self.declared = self._logits(logits), storage.declared_by(state)
+        logits, self.declared = self._logits(logits, self.length), storage.declared_by(state)
         self.dtype = str(logits.dtype).removeprefix("torch.")
         # Of the last token alone: then the call on all tokens is one on the tokens up to each.
         self._expected = dict(enumerate(logits)) if logits.shape[0] == self.length else {}
@@ -230,14 +230,17 @@ class _Run:
         # All equal where a model knows nothing yet.
         self._scale = logits.double().std(-1, correction=0).mean().item() or 1.0
 
-    def _logits(self, logits: Any) -> torch.Tensor:
+    def _logits(self, logits: Any, size: int) -> torch.Tensor:
         refusal = f"step returned no logits ({type(logits).__name__}): return (logits, state)"
         with refusing(refusal, TypeError, ValueError, RuntimeError):
             tensor = torch.as_tensor(logits).detach().cpu()
-        return tensor.reshape(-1, tensor.shape[-1])
+            rows = tensor.reshape(-1, tensor.shape[-1])
+        if len(rows) not in (1, size):
+            raise UserError(f"step returned logits of {len(rows)} tokens for {size}: return all or the last alone")
+        return rows
 
     def _call(self, ids: Any, state: Any = None) -> torch.Tensor:
-        return self._logits(self.step(ids, state)[0])
+        return self._logits(self.step(ids, state)[0], ids.shape[-1])
 
     def expected(self, position: int) -> torch.Tensor:
         if position not in self._expected:
@@ -252,7 +255,7 @@ class _Run:
             if path == BETWEEN and not start:
                 # Another text: the other half, which numpy and torch cut alike.
                 self.step(self.ids[..., self.length // 2 :], None)
-            yield start, size, self._logits(logits)
+            yield start, size, self._logits(logits, size)
             start += size
 
     def off(self, path: str) -> np.ndarray | str:
