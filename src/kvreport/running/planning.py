@@ -191,7 +191,7 @@ class Chapter:
         return None
 
     def data_files(self) -> list[Path]:
-        """List the files under ``data/`` that the chapter depends on; all of them where it does not say which."""
+        """List the files under ``data/`` that the chapter depends on: what ``chapter.yaml`` names; without one, all."""
         named = {pattern: set(self.folders.data.glob(pattern)) for pattern in self.about.data}
         if missing := [pattern for pattern, found in named.items() if not found]:
             raise UserError(f"chapter {self.name} names data/{missing[0]}, which does not exist: correct chapter.yaml")
