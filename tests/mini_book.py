@@ -45,11 +45,9 @@ def notebook(**sources: str) -> dict:
     return copy.deepcopy(_NOTEBOOK | {"cells": cells})
 
 
-def write(root: Path, **sources: str) -> Path:
-    """Write the chapter's source; returns its file."""
-    path = root / "chapters" / f"{STEM}.ipynb"
-    path.write_text(json.dumps(notebook(**sources), indent=1) + "\n", "utf-8")
-    return path
+def write(root: Path, **sources: str) -> None:
+    """Write the chapter's source."""
+    (root / "chapters" / f"{STEM}.ipynb").write_text(json.dumps(notebook(**sources), indent=1) + "\n", "utf-8")
 
 
 def create(root: Path) -> Path:

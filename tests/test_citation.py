@@ -9,6 +9,7 @@ from mini_book import STEM
 from pybtex.database import parse_string
 from refusing import refusal
 
+from kvbook import paths
 from kvreport.publishing import citation, evaluated, processors, published
 from kvreport.publishing.checkout import Origin
 from kvreport.running import execution, planning
@@ -227,11 +228,12 @@ def test_for_a_name_that_does_not_exist_near_ones_are_offered(items, name, said)
     assert refusal(citation.find, name, items).startswith(f"no figure, table or statement is called '{name}': {said}")
 
 
-def test_the_command_prints_the_books_entry_without_a_name_and_refuses_in_one_line(chapter, tmp_path):
-    here, empty = chapter.source.parents[1], mini_book.create(tmp_path / "book")
-    assert parsed(mini_book.run(here, "-m", "kvbook", "cite").stdout).key == "kvbook"
-    for root, said in {here: "no figure, table or statement is called", empty: "no chapter has been executed"}.items():
-        done = mini_book.run(root, "-m", "kvbook", "cite", "qqq")
-        assert (done.returncode, done.stdout.count("\n")) == (2, 1)
-        assert done.stdout.startswith(f"kvbook: {said}")
-    assert done.stdout.rstrip().endswith("run `make book` first")
+def test_the_command_prints_the_books_entry_without_a_name_and_refuses_in_one_line(
+    chapter, kvbook_here, refused, monkeypatch, tmp_path
+):
+    assert parsed(kvbook_here("cite").stdout).key == "kvbook"
+    monkeypatch.setattr(paths, "EXECUTED", tmp_path)
+    assert refused("cite", "qqq").endswith(f"no chapter has been executed in {tmp_path}: run `make book` first\n")
+    monkeypatch.setattr(paths, "EXECUTED", chapter.executed.parent)
+    monkeypatch.setattr(paths, "CHAPTERS", chapter.source.parent)
+    assert "no figure, table or statement is called 'qqq'" in refused("cite", "qqq")

@@ -209,10 +209,9 @@ def test_a_texts_file_and_place_depend_neither_on_its_length_nor_on_how_many_tex
 
 
 def test_the_largest_length_of_a_range_must_fit_the_context(llama_folder, text_folder):
-    fits, not_fits = (
-        LayerDriftSettings.checked(model=str(llama_folder), corpus=str(text_folder), n_tokens=n)
-        for n in ("8-64", "8-65")
-    )
-    assert samples.identities(fits, [fits.model], fits.n_tokens)
-    said = refusal(samples.identities, not_fits, [not_fits.model], not_fits.n_tokens)
-    assert "65 tokens are more than the context" in said
+    def identified(n_tokens):
+        settings = LayerDriftSettings.checked(model=str(llama_folder), corpus=str(text_folder), n_tokens=n_tokens)
+        return samples.identities(settings, [settings.model], settings.n_tokens)
+
+    assert identified("8-64")
+    assert "65 tokens are more than the context" in refusal(identified, "8-65")

@@ -14,9 +14,8 @@ FIELDS = {"id", "claim", "quote", "place", "published"}
 
 def test_the_published_table_has_every_layer_of_every_column_and_the_numbers_of_the_page():
     table = layer_drift.published()
-    counts = table.groupby(["family", "dtype"]).size()
     llama = {("llama", dtype): 34 for dtype in ("bfloat16", "float16", "float32")}
-    assert counts.to_dict() == {("gpt2", "float16"): 14} | llama
+    assert table.groupby(["family", "dtype"]).size().to_dict() == {("gpt2", "float16"): 14} | llama
     assert (table.loc[table["layer"] == 0, "max_abs"] == 0).all()
     drift = table.set_index(["family", "dtype", "layer"])["max_abs"]
     assert drift["llama", "float32", 16] == 8.94695520401001e-06
@@ -62,9 +61,8 @@ def test_every_claim_rests_on_a_few_whole_sentences_of_its_document_or_shows_whe
 
 def test_control_a_claim_without_words_or_with_a_whole_page_is_found():
     claim = documents.published("blog-past")["claims"][0]
-    # The rule stands in the code that runs, and nowhere else.
-    rule = {"check": "Reproduced when it is."}
-    for wrong in ({"quote": ""}, {"quote": "word " * 40}, {"place": ""}, rule):
+    # Of the last, the rule stands in the code that runs, and nowhere else.
+    for wrong in ({"quote": ""}, {"quote": "word " * 40}, {"place": ""}, {"check": "Reproduced when it is."}):
         assert faults([claim | wrong])
 
 

@@ -95,35 +95,34 @@ def timed(speed: float | None) -> Found:
     return Found({}, {"times": None if speed is None else run_of(pd.DataFrame({"speed": [speed]}))})
 
 
-def shown(monkeypatch, **speeds) -> dict:
+def shown(monkeypatch, speeds: dict[str, float | None]) -> dict:
     monkeypatch.setattr(documents, "published", lambda name: {"claims": [CLAIM]})
-    names = {"xeon": XEON, "epyc": EPYC}
-    results = {names[name]: timed(speed) for name, speed in speeds.items()}
+    results = {name: timed(speed) for name, speed in speeds.items()}
     labels = {name: processors.label([machine(name)]) for name in results}
     return verdicts.Claims("a-post", {"fast": CHECK}).shown(results, labels).to_dict("records")[0]
 
 
 def test_one_row_holds_the_verdicts_of_both_processors_and_once_what_they_agree_on(monkeypatch):
-    row = shown(monkeypatch, xeon=3, epyc=0.1)
+    row = shown(monkeypatch, {XEON: 3, EPYC: 0.1})
     assert row["verdict"] == "reproduced on the Intel Xeon; refuted on the AMD EPYC"
     assert row["here"] == (
         "On the Intel Xeon (family 6, amx_bf16): speed: 3.00. On the AMD EPYC (Zen 4, avx512_bf16): speed: 0.10."
     )
     assert row["n"] == "counted"
     # Control: they agree.
-    row = shown(monkeypatch, xeon=3, epyc=4)
+    row = shown(monkeypatch, {XEON: 3, EPYC: 4})
     assert row["verdict"] == "reproduced"
     assert row["here"].endswith("speed: 3.00. The same verdict on the AMD EPYC (Zen 4, avx512_bf16).")
     # Control: results of one machine, as of a reader's own run.
-    assert shown(monkeypatch, xeon=3)["here"] == "speed: 3.00"
+    assert shown(monkeypatch, {XEON: 3})["here"] == "speed: 3.00"
 
 
 def test_a_processor_without_the_run_changes_no_verdict_and_the_row_says_so(monkeypatch):
-    row = shown(monkeypatch, xeon=3, epyc=None)
+    row = shown(monkeypatch, {XEON: 3, EPYC: None})
     assert row["verdict"] == "reproduced"
     assert row["here"].endswith("speed: 3.00. On the AMD EPYC (Zen 4, avx512_bf16): not recorded there.")
-    assert shown(monkeypatch, xeon=None, epyc=0.1)["verdict"] == "refuted"
-    assert shown(monkeypatch, xeon=None, epyc=None)["verdict"] == "not run"
+    assert shown(monkeypatch, {XEON: None, EPYC: 0.1})["verdict"] == "refuted"
+    assert shown(monkeypatch, {XEON: None, EPYC: None})["verdict"] == "not run"
 
 
 def test_the_ledger_counts_a_claim_once_and_lists_what_differs_by_processor():

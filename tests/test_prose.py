@@ -70,7 +70,6 @@ PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
 def test_sentences_are_short_and_have_few_numbers(page):
     said = sentences(markdown(page))
     counts = [len(words(sentence)) for sentence in said]
-    print(f"{page.name}: {sum(counts)} words, {statistics.median(counts)} a sentence, {max(counts)} in the longest")
     assert {s: n for s, n in zip(said, counts, strict=True) if n > LONGEST} == {}
     assert statistics.median(counts) <= MEDIAN
     assert {s: numbers(s) for s in said if numbers(s) > NUMBERS} == {}

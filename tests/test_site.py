@@ -113,9 +113,8 @@ def test_how_a_chapter_was_run_and_its_parameters_are_folded_away_but_there(root
     folded = {each.summary.get_text(" ", strip=True): each for each in page(root).find_all("details")}
     assert "n = 3" in folded["Parameters"].get_text()
     assert "open" not in folded["Parameters"].attrs
-    box = folded["How this was run"]
-    terms = [term.get_text(strip=True) for term in box.find_all("dt")]
-    facts = dict(zip(terms, [fact.get_text(" ", strip=True) for fact in box.find_all("dd")], strict=True))
+    terms = folded["How this was run"].find_all("dt")
+    facts = {term.get_text(strip=True): term.find_next("dd").get_text(" ", strip=True) for term in terms}
     assert set(facts) == {"Parameters", "Machine", "Versions", "Commit", "Started", "Took", "Notebook"}
     assert "n = 3" in facts["Parameters"]
     assert "few" in facts["Parameters"]
@@ -222,15 +221,12 @@ def test_repository_colab_and_site_are_linked_where_they_are_known(book):
     assert words == chapter.find("img", src=lambda source: "_images" in source)["alt"]
 
 
-def links_to_pdfs(root: Path) -> list[str]:
-    # A figure's own PDF is another thing.
-    return [link["href"] for link in page(root).select("article a[href^='../pdf/']")]
-
-
 def test_a_chapter_is_printed_and_linked_when_asked_for_and_not_linked_otherwise(book):
-    assert links_to_pdfs(book) == []
+    # A figure's own PDF is another thing.
+    printed = "article a[href^='../pdf/']"
+    assert page(book).select(printed) == []
     mini_book.built(book, PROFILE="few", KVBOOK_PDF="1")
-    assert links_to_pdfs(book) == [f"../pdf/{STEM}.pdf"]
+    assert [link["href"] for link in page(book).select(printed)] == [f"../pdf/{STEM}.pdf"]
     content = (book / "_build" / "html" / "pdf" / f"{STEM}.pdf").read_bytes()
     assert content.startswith(b"%PDF-")
     assert len(content) > 10_000

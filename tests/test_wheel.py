@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_library_and_nothing_of_the_report(site, run):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_the_command_line_begins_and_lists_the_models_in_an_empty_folder(run, tmp_path):
+def test_the_command_begins_in_an_empty_folder_and_offers_the_librarys_commands_alone(run, tmp_path):
     shown = run("kvbook", "--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "check" in shown.stdout
