@@ -149,8 +149,7 @@ def test_what_a_chapter_asks_for_is_what_is_published_and_control_another_length
 def folder(data):
     """Record a run and cite it."""
     recorded = recording.record(COUNTING.run(Asked()).folder)
-    named = str(recorded.relative_to(paths.RECORDED_RUNS))
-    paths.EVIDENCE.write_text(yaml.safe_dump({"chapter": {"role": [named]}}))
+    evidence.cite("chapter", "role", recorded)
     return recorded
 
 

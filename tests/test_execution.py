@@ -95,6 +95,7 @@ CHANGES = {
     "prose": (lambda root: mini_book.write(root, prose="# Other words\n", run=mini_book.CODE["run"] + SLOW), None),
     "a note about the data": (lambda root: (root / "data" / "README.md").write_text("What columns mean.\n"), None),
     "code": (lambda root: mini_book.write(root, last="print(0)\n"), "its inputs have changed"),
+    "data": (lambda root: (root / "data" / "numbers.csv").write_text("x\n2\n"), "its inputs have changed"),
     "no figure": (lambda root: (only_chapter(root).figures / "fig-squares.svg").unlink(), "fig-squares.svg is missing"),
     "another figure": (
         lambda root: (only_chapter(root).figures / "fig-squares.svg").write_bytes(b""), "missing or not the one it made"
