@@ -67,13 +67,12 @@ def test_the_bugs_layer_is_the_first_beyond_rounding(results):
 
 
 def test_advice_stands_for_symptoms_that_are_measured_and_points_to_chapters_that_exist(results):
-    chapters = {path.stem for path in paths.CHAPTERS.glob("*.ipynb")}
     for line in tables.advice():
         assert line["symptom"] in set(results["verdicts"]["symptom"]), line
         text = line["evidence"] + line["remedy"]
         named = re.findall(r"{doc}`[^<`]+<(\w+)>`", text)
         assert len(named) == text.count("{doc}")
-        assert set(named) <= chapters, line
+        assert set(named) <= {path.stem for path in paths.CHAPTERS.glob("*.ipynb")}, line
 
 
 def test_the_verdicts_in_the_decision_table_are_this_runs_and_not_typed(results):

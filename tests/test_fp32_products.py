@@ -235,14 +235,11 @@ def test_without_a_compiler_a_model_has_equal_bits_however_it_is_fed(no_compiler
 
 @pytest.mark.parametrize("kind", ["cpp", "html", "tables.yaml"])
 def test_another_kernel_or_table_makes_what_runs_on_it_another_run(tmp_path, monkeypatch, kind):
-    package = tmp_path / "sample"
-    package.mkdir()
-    (package / "products.py").write_text("A = 1\n")
-    beside = package / f"products.{kind}"
-    beside.write_text("1\n")
-    monkeypatch.setitem(fingerprint.PACKAGES, "sample", package)
+    monkeypatch.setitem(fingerprint.PACKAGES, "sample", tmp_path)
+    (tmp_path / "products.py").touch()
+    (tmp_path / f"products.{kind}").write_text("1\n")
     before = fingerprint.of_source(["sample.products"])
-    (package / f"unrelated.{kind}").write_text("1\n")
+    (tmp_path / f"unrelated.{kind}").write_text("1\n")
     assert fingerprint.of_source(["sample.products"]) == before
-    beside.write_text("2\n")
+    (tmp_path / f"products.{kind}").write_text("2\n")
     assert fingerprint.of_source(["sample.products"]) != before

@@ -29,8 +29,7 @@ def test_every_operation_of_a_stock_model_is_recorded_and_replayed_on_equal_inpu
     assert agreement.bits_equal(last.output, plain).all()
     assert agreement.bits_equal(model(ids, use_cache=False).logits, plain).all()
     held = full_and_split.states_of(cache)
-    suffixes = ("Linear", "Conv1D")
-    modules = [n for n, m in model.named_modules() if ".0." in n and type(m).__name__.endswith(suffixes)]
+    modules = [n for n, m in model.named_modules() if ".0." in n and type(m).__name__.endswith(("Linear", "Conv1D"))]
     for rows in (1, 3, 16, ids.shape[1]):
         verdicts = replay.replay_last(model, ids, full, cache, rows)
         assert [verdict.call.order for verdict in verdicts] == list(range(len(full)))
@@ -69,18 +68,6 @@ def test_an_injected_operation_that_depends_on_the_number_of_rows_is_named_and_n
     full, cache = replay.record(llama, ids)
     assert own(replay.replay_last(llama, ids, full, cache, 16)) == clean[16]
     assert own(replay.replay_last(llama, ids, full, cache, 1)) == clean[1] | {(1, path)}
-
-
-def test_without_correction_an_injected_difference_spreads_to_the_logits(ids):
-    model = configurations.build("llama", torch.float64)
-    inject(model, "model.layers.0.mlp.act_fn", depends_on_rows)
-    full, _ = replay.record(model, ids)
-    real = replay.replay_last(model, ids, full, full_and_split.prefill(model, ids[:, :-1]), 1, corrected=False)
-    assert real[-1].call.operation == "lm_head"
-    assert not real[-1].inputs_equal
-    # In double precision what is propagated stands out from rounding by orders of magnitude.
-    before = [one.relative_rms for one in real if one.call.layer == 0 and one.call.operation.startswith("self_attn")]
-    assert real[-1].relative_rms > 1e6 * max(before)
 
 
 def test_an_injected_dependence_on_later_rows_is_found_in_the_first_rows(llama, ids):

@@ -226,9 +226,8 @@ def test_every_figure_and_table_has_its_caption_in_markdown_and_none_is_left_ove
 def bounds() -> list[Bound]:
     """List every bound of the book's statements and claims."""
     of_statements = [one.must.bound for of in WRITTEN for one in measures_of(of.name).STATEMENTS.values()]
-    claims = [judged for of in WRITTEN if (judged := getattr(measures_of(of.name), "CLAIMS", None))]
-    rules = [check.rule for judged in claims for check in judged.checks.values()]
-    return [*of_statements, *(condition.bound for rule in rules for condition in rule.conditions)]
+    checks = [check for of in WRITTEN for check in getattr(measures_of(of.name), "CHECKS", {}).values()]
+    return [*of_statements, *(condition.bound for check in checks for condition in check.rule.conditions)]
 
 
 def chosen(found: list[Bound]) -> list[Bound]:
@@ -327,9 +326,8 @@ def test_fewer_than_four_units_resolve_nothing():
 
 
 def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
-    here = (0.6, 0.55, 0.65)
-    said = "our bound of 0.5: holds at 0.25 and fails at 0.75"
-    assert checked(every(DRIFT, "above", HALF), here).elsewhere == said
+    found = checked(every(DRIFT, "above", HALF), (0.6, 0.55, 0.65))
+    assert found.elsewhere == "our bound of 0.5: holds at 0.25 and fails at 0.75"
 
 
 def test_a_run_agrees_differs_or_is_not_comparable():
@@ -393,8 +391,7 @@ def test_a_run_as_large_as_the_books_differs_where_it_finds_none_and_a_smaller_o
 
 
 def test_a_run_is_held_against_its_own_kind_of_processor_where_that_was_recorded_and_decided():
-    outcomes = {"one": "holds", "another": "fails", "a third": "not resolved"}
-    published = {"processor": "one", "processors": outcomes}
+    published = {"processor": "one", "processors": {"one": "holds", "another": "fails", "a third": "not resolved"}}
     assert evaluated._to_compare(published, ["another"]) == ("another", "fails")
     # Controls: of an undecided kind, and of one that was never recorded, the printed outcome counts.
     assert evaluated._to_compare(published, ["a third"]) == evaluated._to_compare(published, []) == ("one", "holds")
@@ -516,8 +513,7 @@ def test_what_your_run_says_is_kept_in_a_file_until_its_runs_or_the_books_rows_c
     for run in ("a", "b"):
         (tmp_path / "runs" / "speed" / run).mkdir(parents=True)
     assert [evaluated.own(chapter, of)["statements"] for of in (a, a, b)] == [1, 1, 2]
-    kept = tmp_path / "statements" / f"{chapter}.yours.json"
-    assert json.loads(kept.read_text("utf-8")) == evaluated.own(chapter, b)
+    assert json.loads((tmp_path / "statements" / f"{chapter}.yours.json").read_text()) == evaluated.own(chapter, b)
     book["made_of"] = "tomorrow's"
     assert evaluated.own(chapter, b)["statements"] == 3
 
@@ -534,9 +530,8 @@ def test_a_caption_is_read_on_one_line_and_says_of_a_packaged_model_how_large_it
 
 def test_the_caption_of_an_own_run_speaks_of_the_book_but_where_both_are_drawn():
     own = {"name": "fig-x", "published": False}
-    assert captions.speaks_of_the_book(own)
-    for other in (own | {"name": "fig-your-x"}, own | {"published": True}, {"name": "fig-x"}):
-        assert not captions.speaks_of_the_book(other)
+    others = own | {"name": "fig-your-x"}, own | {"published": True}, {"name": "fig-x"}
+    assert [captions.speaks_of_the_book(item) for item in (own, *others)] == [True, False, False, False]
 
 
 FAULTS = {

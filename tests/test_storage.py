@@ -228,8 +228,7 @@ def test_a_loop_with_a_declared_state_is_intended_and_with_a_mistake_it_is_a_bug
 @pytest.mark.parametrize("mistake", [None, "positions restart", "mask not extended", "window cropped too short"])
 def test_integers_with_scales_are_intended_and_with_a_mistake_a_bug(mistake):
     step = keeping(packed, mistake, read=lambda stored: stored[0] * stored[1])
-    found = kvbook.check_step(step, IDS, cache_dtype="int8")
-    assert found.verdict == ("bug" if mistake else outcome.INTENDED)
+    assert kvbook.check_step(step, IDS, cache_dtype="int8").verdict == ("bug" if mistake else outcome.INTENDED)
 
 
 def test_an_undeclared_state_of_few_bits_looks_like_them_and_no_mistake_does():

@@ -255,8 +255,7 @@ def test_cells_for_a_gpu_are_not_left_waiting_where_there_is_none(tmp_path, monk
 
 def test_each_worker_of_this_machine_sees_gpus_of_its_own(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seen = [cluster._environment(index, 1, gpus=2)["CUDA_VISIBLE_DEVICES"] for index in range(2)]
-    assert seen == ["0,1", "2,3"]
+    assert [cluster._environment(i, 1, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert [cluster._environment(i, 1, gpus=1)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["4", "6"]
 

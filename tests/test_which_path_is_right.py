@@ -41,15 +41,15 @@ def test_mkls_portable_code_gives_two_processors_equal_errors_to_15_digits_and_c
 # The reference
 
 
-def test_the_reference_rounds_to_fp64_and_control_a_llama_merely_loaded_in_fp64_rounds_to_fp32(llama, ids):
+def test_the_reference_rounds_to_fp64_on_both_paths_and_control_a_llama_merely_loaded_so_rounds_to_fp32(llama, ids):
     reference = truth.in_double_precision(llama)
-    as_loaded = path_errors.at_once(reference, ids, 8).logits
+    as_loaded = path_errors.at_once(reference, ids, 8)
     with widened(torch.float64):
-        full = path_errors.at_once(reference, ids, 8).logits
-        single = path_errors.token_by_token(reference, ids, 8)[0].logits
-    assert full.dtype == torch.float64
-    assert (truth.errors(full, single, single).first < 1e-13).all()
-    assert (truth.errors(full, as_loaded, as_loaded).first > 1e-9).all()
+        full, (single, _) = path_errors.at_once(reference, ids, 8), path_errors.token_by_token(reference, ids, 8)
+    for true, cached in zip(full, single, strict=True):
+        assert true.dtype == torch.float64
+        assert (truth.errors(true, cached, cached).first < 1e-13).all()
+    assert (truth.errors(full.logits, as_loaded.logits, as_loaded.logits).first > 1e-9).all()
 
 
 def answers_of(folder, dtypes):
@@ -113,12 +113,6 @@ def test_the_truth_against_itself_is_zero_and_has_no_correlation(llama, ids):
 
 
 # The paths
-
-
-def test_the_cached_path_is_the_uncached_one_but_for_rounding(llama, ids):
-    full, (single, _) = path_errors.at_once(llama, ids, 8), path_errors.token_by_token(llama, ids, 8)
-    assert torch.allclose(full.hidden, single.hidden, atol=1e-4)
-    assert torch.allclose(full.logits, single.logits, atol=1e-4)
 
 
 def test_a_model_without_positions_has_no_injected_fault(family_folders, ids):
