@@ -4,7 +4,7 @@
 import pandas as pd
 import pytest
 import torch
-from planted import run_of, with_rows
+from planted import run_of
 from refusing import refusal
 from small_models import LLAMAS, drawn
 from transformers import AutoConfig
@@ -202,17 +202,6 @@ def test_ids_that_do_not_continue_are_counted_by_prompt():
         found = of_texts(*documented, mismatch=mismatch)
         assert statements.check(measures.STATEMENTS["ids-do-not-continue"], found).outcome == outcome
         assert [one.units for one in measures.MISMATCHED(found)] == [40]
-
-
-def test_the_first_layer_is_judged_in_the_threads_dtype_alone(results):
-    judged, rows = measures.CHECKS["first-layer-differs"], results["first_layer"]
-    for differ, expected in {
-        "dtype == @FP32": "reproduced in kind", "dtype == @FP32 and rows_fed == 1": "undecided",
-        "dtype == @BF16": "refuted in kind",
-    }.items():
-        changed = rows.assign(n_differing=rows.eval(differ) * 3)
-        assert judged(with_rows(results, first_layer=changed)).verdict == expected
-    assert judged(with_rows(results, first_layer=rows.query("dtype == @BF16"))).verdict == "not run"
 
 
 def test_the_threads_own_prompts_decide_where_their_ids_leave_the_prefixs():

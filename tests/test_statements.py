@@ -266,7 +266,7 @@ def test_control_a_statement_fails_on_rows_that_contradict_it(chapter, of):
 def test_other_rows_give_another_verdict(chapter, of):
     found = next(iter(published(chapter).values()))
     if "rows" in of:
-        found = changed(found, of["rows"], of.get("where", ""), **of["put"])
+        found = changed(found, of["rows"], of.get("where", ""), **of.get("put", {}))
     if "keep" in of:
         found = with_rows(found, **{of["rows"]: found[of["rows"]].query(of["keep"])})
     said = measures_of(chapter).CHECKS[of["of"]](on(found, of.get("machine", {})))
