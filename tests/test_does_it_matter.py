@@ -21,10 +21,7 @@ from kvbook.models import corpus, loading
 from kvreport.chapters.does_it_matter import (
     DoesItMatterSettings,
     classifier,
-    figures,
     long_contexts,
-    measures,
-    tables,
     teacher_forced,
     variants,
     writing,
@@ -403,18 +400,6 @@ def test_in_fp32_no_change_moves_a_text_and_each_is_held_against_the_cell_withou
     assert set(rows["change"]) == set(named.CHANGES)
     alone = rows.query("choice == 'greedy' and dtype == 'bfloat16' and beside == ''")
     assert not alone.duplicated(["change", "sample"]).any()
-
-
-def test_the_table_and_the_figure_of_changes_come_out_of_the_rows(usage):
-    table = tables.moved(usage)
-    figures.figure_moved(table)
-    padded = usage["one change"].query("dtype == 'bfloat16' and choice == 'sampled' and change == 'left padding'")
-    moved = padded["differs"]
-    (found,) = measures.MOVED_BESIDE.where(dtype="bfloat16", choice="sampled", change=named.LEFT, beside="")(usage)
-    assert (found.estimate.value, found.units) == (moved.mean(), 10)
-    assert tables.moved_grid(table)["sampled, bf16 (%)"].str.startswith(f"{100 * moved.mean():.0f} [").any()
-    counts = tables.cells(usage).set_index("what became of it")["combinations"]
-    assert (counts.sum(), counts["was run"]) == (2 * 60, 2 * 16)
 
 
 def test_control_positions_off_by_one_after_left_padding_move_texts_and_at_no_tie(subject, settings, monkeypatch):

@@ -126,6 +126,17 @@ def test_of_passes_that_never_differ_no_growth_is_told():
     assert measures.PIECES_EQUAL.where(dtype="float32")(equal)[0].estimate.value == 1
 
 
+def test_the_table_and_the_figure_of_changes_come_out_of_the_rows(results):
+    table = tables.moved(results)
+    figures.figure_moved(table)
+    padded = results["one change"].query("dtype == 'bfloat16' and choice == 'sampled' and change == 'left padding'")
+    (moved,) = measures.MOVED_BESIDE.where(dtype="bfloat16", choice="sampled", change=named.LEFT, beside="")(results)
+    assert (moved.estimate.value, moved.units) == (padded["differs"].mean(), len(padded))
+    assert tables.moved_grid(table)["sampled, bf16 (%)"].str.startswith(f"{100 * moved.estimate.value:.0f} [").any()
+    counts = tables.cells(results).set_index("what became of it")["combinations"]
+    assert (counts.sum(), counts["was run"]) == (3 * 60, 36)
+
+
 @pytest.mark.parametrize(("sides", "tied"), [(("tied",), 1), (("tied_baseline",), 1), ((), 0)])
 def test_a_divergence_counts_as_tied_where_either_side_is(results, sides, tied):
     neither = changed(results, "first_divergence", "parted == 1", tied=0.0, tied_baseline=0.0)

@@ -330,8 +330,7 @@ def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
     monkeypatch.setattr(speed, "_start_compiler", started.append)
     # Not those whose one way is compiled.
     asked = ("static_speed", "memory_bandwidth", "static_memory", "static_shapes")
-    runs = {each.name: each.run(settings) for each in catalogue.EXPERIMENTS.values() if each.name in asked}
-    results = found_in.of_runs("static_cache", runs)
+    results = found_in.of_runs("static_cache", {name: catalogue.EXPERIMENTS[name].run(settings) for name in asked})
     run = results.runs["static_speed"]
     # Once, before anything is compiled; and not for a run that is there.
     assert speed.EXPERIMENT.run(settings).hash == run.hash
