@@ -16,7 +16,7 @@ from refusing import refusal
 
 import kvbook
 from kvbook import paths
-from kvbook.scores import adapters, measures, outcome, signatures, tables
+from kvbook.scores import adapters, measures, outcome, signatures, tables, verdict
 
 # What the how-to page gives to paste.
 PAGE = (paths.ROOT / "pages/howto/trainer_and_rollout.md").read_text("utf-8")
@@ -228,6 +228,12 @@ def test_chat_and_completions_of_an_openai_compatible_server_are_tables():
     pd.testing.assert_frame_equal(one, other)
     assert one["position"].tolist() == [3, 4]
     assert one["logprob"].tolist() == [-1.0, -2.0]
+
+
+def test_the_rule_is_printed_where_it_is_written():
+    for constant in ("FLOOR", "PLAIN", "WITHIN", "FAR"):
+        assert f"`{constant}`" in verdict.__doc__
+        assert hasattr(verdict, constant)
 
 
 # The measures, against sums over a whole vocabulary and against known values.
