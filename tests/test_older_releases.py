@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from refusing import refusal
@@ -158,44 +157,38 @@ def test_a_release_that_cannot_be_imported_is_one_line(tmp_path):
 POINTS = [f"5.{minor}.0" for minor in range(12)]
 
 
-def at_fault(*minors):
-    """Return an outcome that is wrong in these minor releases."""
-    return Mock(side_effect=lambda release: "bug" if int(release.split(".")[1]) in minors else "rounding")
+def tried(wrong, do_not_run=()):
+    """Return what tells of a release whether a path is wrong there, and the list of those that it was asked."""
+    asked = []
 
-
-@pytest.mark.parametrize(("minors", "found"), [
-    (range(3, 8), ("5.2.0", "5.3.0", "5.7.0", "5.8.0")), (range(5), (None, "5.0.0", "5.4.0", "5.5.0")),
-    (range(9, 12), ("5.8.0", "5.9.0", "5.11.0", None)), ([6], ("5.5.0", "5.6.0", "5.6.0", "5.7.0")),
-])
-def test_the_first_and_the_last_release_with_a_fault_are_found(minors, found):
-    assert releases.span(POINTS, at_fault(*minors)) == releases.Span(*found)
-
-
-def test_a_release_that_is_known_to_have_it_saves_the_search_and_none_is_tried_twice():
-    outcome = at_fault(6)
-    releases.span(POINTS, outcome, "5.6.0")
-    asked = [call.args[0] for call in outcome.call_args_list]
-    assert asked[0] == "5.6.0"
-    assert len(asked) == len(set(asked)) < len(POINTS)
-
-
-def test_a_fault_that_no_release_has_is_refused_after_all_were_tried():
-    outcome = at_fault()
-    assert re.search(r"not wrong in 5\.0\.0, .*: name a release with --has", refusal(releases.span, POINTS, outcome))
-    assert sorted(call.args[0] for call in outcome.call_args_list) == sorted(POINTS)
-
-
-def test_a_point_that_does_not_run_is_passed_over_and_counts_neither_as_sound_nor_as_wrong():
     def outcome(release):
-        minor = int(release.split(".")[1])
-        return "ValueError: no" if minor in (1, 2, 3, 4, 8) else "bug" if minor in (5, 6, 7) else "exact"
+        asked.append(release)
+        minor = POINTS.index(release)
+        return "ValueError: no" if minor in do_not_run else "bug" if minor in wrong else "rounding"
 
-    assert releases.span(POINTS, outcome, "5.6.0") == releases.Span("5.0.0", "5.5.0", "5.7.0", "5.9.0")
+    return outcome, asked
 
 
-def test_places_are_halved_from_the_newest_on():
-    assert releases.halving(5) == [4, 0, 2, 1, 3]
-    assert all(sorted(releases.halving(count)) == list(range(count)) for count in range(2, 30))
+# Points that do not run are passed over, and count neither as sound nor as wrong.
+@pytest.mark.parametrize(("wrong", "do_not_run", "has", "found"), [
+    (range(3, 8), (), None, ("5.2.0", "5.3.0", "5.7.0", "5.8.0")),
+    (range(5), (), None, (None, "5.0.0", "5.4.0", "5.5.0")),
+    (range(9, 12), (), None, ("5.8.0", "5.9.0", "5.11.0", None)),
+    ([6], (), "5.6.0", ("5.5.0", "5.6.0", "5.6.0", "5.7.0")),
+    ([5, 6, 7], (1, 2, 3, 4, 8), "5.6.0", ("5.0.0", "5.5.0", "5.7.0", "5.9.0")),
+])
+def test_the_first_and_the_last_release_with_a_fault_are_found_and_none_is_tried_twice(wrong, do_not_run, has, found):
+    outcome, asked = tried(wrong, do_not_run)
+    assert releases.span(POINTS, outcome, has) == releases.Span(*found)
+    assert asked[0] == (has or "5.11.0"), "without a release that has it, the newest is the first that is tried"
+    assert len(asked) == len(set(asked))
+
+
+def test_a_fault_is_looked_for_in_halves_and_one_that_no_release_has_is_refused_after_all_were_tried():
+    outcome, asked = tried(())
+    assert re.search(r"not wrong in 5\.0\.0, .*: name a release with --has", refusal(releases.span, POINTS, outcome))
+    assert asked[:5] == ["5.11.0", "5.0.0", "5.5.0", "5.2.0", "5.8.0"]
+    assert sorted(asked) == sorted(POINTS)
 
 
 def test_the_last_patch_of_each_minor_release_counts_from_the_oldest_that_runs():

@@ -8,19 +8,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
 from refusing import refusal
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    DynamicCache,
-    EncoderDecoderCache,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from small_models import drawn
 
 import kvbook
 from kvbook import paths
@@ -116,13 +106,15 @@ def not_causal(ids, state):
 def of_an_encoder_decoder(restarts):
     sizes = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48}
     torch.manual_seed(0)
-    model = T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes, initializer_factor=3.0)).eval().double()
+    config = transformers.T5Config(vocab_size=32, **sizes, initializer_factor=3.0)
+    model = transformers.T5ForConditionalGeneration(config).eval().double()
     heard = model.get_encoder()(torch.arange(7)[None])
 
     def step(ids, state):
         # The mistake: after the first call, only the encoder's keys are kept.
-        kept = EncoderDecoderCache(DynamicCache(), state.cross_attention_cache) if restarts and state else state
-        out = model(decoder_input_ids=ids, encoder_outputs=heard, past_key_values=kept, use_cache=True)
+        if restarts and state:
+            state = transformers.EncoderDecoderCache(transformers.DynamicCache(), state.cross_attention_cache)
+        out = model(decoder_input_ids=ids, encoder_outputs=heard, past_key_values=state, use_cache=True)
         return out.logits, out.past_key_values
 
     return step
@@ -185,14 +177,14 @@ def test_a_bug_in_16_bits_is_beyond_the_tolerance_of_16_bits_too(llama_folder):
         kvbook.assert_cache_matches(model)
 
 
-TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+TINY = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: MODEL.forward, "no model of transformers"),
-    (lambda: T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, num_layers=1)), "is an encoder-decoder"),
-    (lambda: BertForMaskedLM(BertConfig(vocab_size=9, **TINY)), "give a causal language model"),
-    (lambda: LlamaModel(LlamaConfig(vocab_size=9, **TINY)), "with its head"),
+    (lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**TINY)), "is an encoder-decoder"),
+    (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**TINY)), "give a causal language model"),
+    (lambda: transformers.LlamaModel(transformers.LlamaConfig(**TINY)), "with its head"),
 ])
 def test_what_the_assertion_cannot_take_is_refused_in_one_line(make, words):
     assert words in refusal(lambda: kvbook.assert_cache_matches(make()))
@@ -206,7 +198,7 @@ def test_equal_logits_are_no_agreement(llama_folder):
 
 
 def test_a_model_of_few_positions_and_texts_in_a_list_are_taken():
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=16, n_embd=8, n_layer=1, n_head=1)).eval()
+    model = drawn(0, transformers.GPT2Config(**TINY, n_positions=16))
     kvbook.assert_cache_matches(model)
     kvbook.assert_cache_matches(model, [1, 2, 3, 4, 5])
 
