@@ -42,14 +42,6 @@ def test_every_way_is_measured_under_both_arithmetics(measured):
     assert rows.loc[rows["way"] == "generate", "rows"].eq(6).all()
 
 
-def test_the_chunks_make_up_the_text_and_generate_writes_it(llama, ids):
-    assert sum(paths.chunks(ids.shape[1])) == ids.shape[1]
-    full, found = llama(ids).logits[0], dict(paths.ways(llama, ids))
-    for way, logits in found.items():
-        reference = full[:-1][-len(logits) :] if way == "generate" else full
-        assert torch.allclose(logits, reference, atol=1e-4), way
-
-
 def test_published_rows_of_the_real_model_reach_from_17_to_2049_tokens_in_every_dtype_on_one_thread_and_on_two():
     rows = found_in.printed("exact_caches")["exact_lengths"]
     assert set(rows["model"]) == {"SmolLM2-135M-Instruct"}

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from small_models import LLAMAS, SMALL
 from torch.nn.functional import scaled_dot_product_attention as attend
 from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -15,10 +16,8 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.
 
 
 def mixtral(dtype, experts):
-    config = MixtralConfig(
-        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2, num_local_experts=4, num_experts_per_tok=2,
-    )
+    sizes = SMALL | LLAMAS | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
     torch.manual_seed(3)
     return MixtralForCausalLM._from_config(config, experts_implementation=experts).to(dtype).eval()
 

@@ -41,7 +41,6 @@ def test_outside_a_checkout_the_remedy_for_a_missing_stand_in_is_one_that_a_whee
 def test_the_shape_of_a_document_is_drawn_without_the_hub():
     where = sources.resolve("meta-llama/Llama-3.1-8B-Instruct", "random")
     assert (where.source, where.config.num_hidden_layers, where.repository) == ("random", 32, None)
-    assert loading.parameter_count(where.config) == 8_030_261_248
 
 
 def test_on_apples_gpu_float64_is_run_on_the_processor_and_the_report_says_so(llama_folder, text_folder, monkeypatch):

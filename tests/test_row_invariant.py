@@ -12,16 +12,16 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_models import LLAMAS, SMALL
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from kvbook.exact import attention, row_invariant, verify, visible
 
-SMALL = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 2}
 LLAMA = SMALL | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
                  "max_position_embeddings": 1100, "initializer_range": 0.05}
 FALCON = SMALL | {"hidden_size": 576, "num_hidden_layers": 2, "num_attention_heads": 9, "initializer_range": 0.05}
-WINDOW = SMALL | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-                  "num_key_value_heads": 2, "initializer_range": 0.2, "sliding_window": 16, "head_dim": 16}
+WINDOW = SMALL | LLAMAS | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "sliding_window": 16,
+                           "head_dim": 16}
 GPT2 = SMALL | {"n_layer": 2, "n_positions": 1100}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(**GPT2, n_embd=576, n_head=9, initializer_range=0.05),
