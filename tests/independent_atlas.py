@@ -5,6 +5,7 @@ Nothing of `kvbook.atlas` is used: other sizes, other weights, other texts, anot
 
 import dataclasses
 import inspect
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,11 @@ from kvbook.measuring.in_fp64 import widened
 _COMMON = {
     "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80, "vocab_size": 200,
     "head_dim": 12,
+}
+# What a number is at most, by words of its name; the first that fit.
+_MOST = {
+    "_id$|_index$": 5, "window|chunk": 6, "(?<!key_value_)heads$": 4, "^rotary_dim$": 8, "per_tok|top_?k": 2,
+    "expert": 8,
 }
 # The first number of layers that a class takes: some want pairs, or a layer that attends.
 _LAYERS = (5, 4, 6, 3, 12, 24)
@@ -45,20 +51,9 @@ def _shrunk(kind: type[PreTrainedConfig], layers: int) -> PreTrainedConfig:
             given[name] = [[value[0][0], layers // len(value[0][0])]]
         elif isinstance(value, bool) or not isinstance(value, int):
             continue
-        elif name.endswith(("_id", "_index")):
-            given[name] = min(value, 5)
-        elif ("window" in name or "chunk" in name) and value > 6:
-            given[name] = 6
-        elif "layers" in name and value > layers:
-            given[name] = layers
-        elif name.endswith("heads") and "key_value" not in name and value > 4:
-            given[name] = 4
-        elif name == "rotary_dim":
-            given[name] = 8
-        elif "per_tok" in name or "top_k" in name or "topk" in name:
-            given[name] = min(value, 2)
-        elif "expert" in name and value > 8:
-            given[name] = 8
+        elif limits := [most for words, most in (_MOST | {"layers": layers}).items() if re.search(words, name)]:
+            if value > limits[0]:
+                given[name] = limits[0]
         elif value >= 512 and "position" not in name and "max" not in name:
             given[name] = value // 32
     for common, size in (_COMMON | {"num_hidden_layers": layers}).items():

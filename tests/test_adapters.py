@@ -53,9 +53,7 @@ def test_what_identifies_the_weights_names_the_adapter_too(adapter, llama_folder
     assert "adapter_sha256" not in other
 
 
-def test_an_adapter_whose_library_or_model_is_missing_is_refused_in_one_line(
-    adapter, text_folder, tmp_path, monkeypatch
-):
+def test_an_adapter_without_its_library_or_model_is_refused(adapter, text_folder, tmp_path, monkeypatch):
     about = json.loads((adapter / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "gone"}))
     assert "its model 'gone' is not there" in refusal(loading.load, str(tmp_path))

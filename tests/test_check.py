@@ -36,6 +36,12 @@ def end_in(change, monkeypatch) -> list[int]:
     return fed
 
 
+@pytest.fixture
+def checked(llama_folder, text_folder):
+    """Return a function that checks the small Llama on two short texts, with some settings changed."""
+    return lambda **changes: check.check(asked(llama_folder, text_folder, **changes))
+
+
 # Which dtypes.
 
 
@@ -45,11 +51,9 @@ def end_in(change, monkeypatch) -> list[int]:
     (faults.kept_in_16_bits, None, ["float64", "float32"], outcome.BUG),
     (faults.offset_forgotten, "fp32,bf16", ["float32", "bfloat16"], outcome.BUG),
 ])
-def test_as_many_dtypes_are_run_as_the_verdict_needs_and_the_others_are_listed(
-    llama_folder, text_folder, injected, fault, named, dtypes, status
-):
+def test_dtypes_are_run_until_the_verdict_is_sure_and_the_rest_listed(checked, injected, fault, named, dtypes, status):
     injected(fault or nullcontext)
-    found = check.check(asked(llama_folder, text_folder, dtypes=named))
+    found = checked(dtypes=named)
     assert [drift.dtype for drift in found.drift] == dtypes
     assert (found.status, found.first_suspicious_layer) == (status, 1 if fault else None)
     assert found.not_tried[:-1] == [dtype for dtype in UNIT_ROUNDOFF if dtype not in dtypes]
@@ -61,9 +65,7 @@ def test_as_many_dtypes_are_run_as_the_verdict_needs_and_the_others_are_listed(
     # What lacks kernels alone is known only when they are called.
     (check, "rows_of", RuntimeError("expected Float")),
 ])
-def test_where_fp64_is_missing_16_bits_stand_in_for_it_and_asked_for_alone_it_is_refused(
-    llama_folder, text_folder, monkeypatch, module, function, error
-):
+def test_where_fp64_is_missing_16_bits_stand_in_and_alone_it_is_refused(checked, monkeypatch, module, function, error):
     stock, words = getattr(module, function), str(error).split(" arithmetic")[0]
 
     def lacking(*arguments, **options):
@@ -72,11 +74,11 @@ def test_where_fp64_is_missing_16_bits_stand_in_for_it_and_asked_for_alone_it_is
         return stock(*arguments, **options)
 
     monkeypatch.setattr(module, function, lacking)
-    found = check.check(asked(llama_folder, text_folder))
+    found = checked()
     assert [drift.dtype for drift in found.drift] == ["float32", "bfloat16"]
     assert (found.status, list(found.left_out)) == (outcome.SOUND, ["float64"])
     assert any("float64   left out: " in line and words in line for line in found.lines)
-    assert words in refusal(lambda: check.check(asked(llama_folder, text_folder, dtypes="float64")))
+    assert words in refusal(checked, dtypes="float64")
 
 
 def test_texts_of_one_length_are_fed_together_and_others_apart():
@@ -132,27 +134,23 @@ def test_the_time_left_follows_from_the_share_that_is_done():
     assert work.line(5) == "check: 100%, about 0 s left"
 
 
-def test_all_of_the_work_is_counted_and_no_more(llama_folder, text_folder, monkeypatch):
+def test_all_of_the_work_is_counted_and_no_more(checked, monkeypatch):
     made, stock = [], progress.TimeLeft
     monkeypatch.setattr(progress, "TimeLeft", lambda *given: made.append(stock(*given)) or made[-1])
-    check.check(asked(llama_folder, text_folder))
+    checked()
     assert made[0].done == pytest.approx(made[0].total, rel=0.05)
 
 
-def test_time_and_memory_of_a_large_model_are_said_before_it_is_loaded(llama_folder, text_folder, monkeypatch, capsys):
+def test_time_and_memory_of_a_large_model_are_said_before_it_is_loaded(checked, monkeypatch, capsys):
     monkeypatch.setattr(loading, "load", Mock(side_effect=UserError("not loaded")))
     # Control: not of a small one.
     for large, words in ((1000, "kvbook: small-llama in float32, float64 takes about "), (1e9, "")):
         monkeypatch.setattr(check.layerwise, "LARGE", large)
-        assert refusal(lambda: check.check(asked(llama_folder, text_folder))) == "not loaded"
+        assert refusal(checked) == "not loaded"
         assert capsys.readouterr().err[: len(words) or None] == words
 
 
 # Bad input: one line, exit status 2, nothing left behind.
-
-
-def in_4_bits_of_a_library_that_is_not_here(folder):
-    configure(folder, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
 
 
 def not_a_number(folder):
@@ -165,12 +163,12 @@ def not_a_number(folder):
     # A configuration tells, whatever weights lie beside it: an encoder of text, and one of speech with its decoder.
     (transformers.BertConfig().save_pretrained, "is a masked model"),
     (transformers.WhisperConfig().save_pretrained, "is an encoder-decoder whose source is no text"),
-    (in_4_bits_of_a_library_that_is_not_here, "cannot be loaded: Loading a GPTQ quantized model requires"),
+    # Of a library that is not here.
+    (lambda folder: configure(folder, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128}),
+     "cannot be loaded: Loading a GPTQ quantized model requires"),
     (not_a_number, "the weights hold NaN or infinity (model.layers.2.mlp.up_proj.weight, 1 in all)"),
 ])
-def test_a_folder_that_holds_no_model_to_be_checked_is_refused(
-    refused, llama_folder, text_folder, tmp_path, change, words
-):
+def test_a_folder_without_a_model_to_check_is_refused(refused, llama_folder, text_folder, tmp_path, change, words):
     shutil.copytree(llama_folder, tmp_path / "model")
     change(tmp_path / "model")
     before = sorted(tmp_path.rglob("*"))
@@ -179,9 +177,7 @@ def test_a_folder_that_holds_no_model_to_be_checked_is_refused(
 
 
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
-def test_a_checkpoint_of_fewer_bits_is_dequantized_so_that_its_dtypes_differ_and_a_bug_still_shows(
-    llama_folder, text_folder, tmp_path, bits, injected
-):
+def test_fewer_bits_are_dequantized_and_a_bug_still_shows(llama_folder, text_folder, tmp_path, bits, injected):
     options = {"dtype": torch.bfloat16} | lowbit.options(bits, torch.bfloat16)
     transformers.AutoModelForCausalLM.from_pretrained(llama_folder, **options).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(llama_folder).save_pretrained(tmp_path)
@@ -210,14 +206,14 @@ def test_a_gguf_of_an_unsupported_type_is_refused(refused, llama, bpe, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
-def test_a_forward_that_ignores_the_cache_is_a_bug_with_its_cause(llama_folder, text_folder, monkeypatch):
+def test_a_forward_that_ignores_the_cache_is_a_bug_with_its_cause(checked, monkeypatch):
     stock = LlamaForCausalLM.forward
 
     def forward(self, input_ids=None, past_key_values=None, **options):
         return stock(self, input_ids, **options)
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    found = check.check(asked(llama_folder, text_folder))
+    found = checked()
     assert found.status == outcome.BUG
     assert "the cache held 1 tokens where 11 had been fed" in found.cause
     assert "past_key_values" in found.remedy
@@ -244,9 +240,7 @@ def test_where_each_pass_reads_all_weights_one_shorter_length_tells_whether_a_fu
     (knows_the_last_token, "is not causal"),
     (random, "gives other logits each time that it is called: switch off what is random in it"),
 ])
-def test_a_full_pass_that_cannot_be_agreed_with_is_no_fault_of_the_cache(
-    refused, llama_folder, text_folder, monkeypatch, change, words
-):
+def test_a_wrong_full_pass_is_no_fault_of_the_cache(refused, llama_folder, text_folder, monkeypatch, change, words):
     end_in(change, monkeypatch)
     assert words in refused("check", llama_folder, "--corpus", text_folder, "--samples", 2, "--tokens", 12)
 

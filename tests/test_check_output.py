@@ -59,9 +59,7 @@ WRONG = (
 
 
 # Of a sound model the pages show such lines: see below.
-def test_a_check_that_finds_a_bug_takes_at_most_a_dozen_lines_with_verdict_number_and_remedy(
-    llama_folder, text_folder, injected
-):
+def test_a_bug_takes_at_most_a_dozen_lines_with_verdict_number_and_remedy(llama_folder, text_folder, injected):
     injected(faults.one_step_late)
     lines = check.check(asked(llama_folder, text_folder)).lines
     assert len(lines) <= 12

@@ -15,6 +15,9 @@ from local_hub import COMMIT, LocalHub
 from kvbook import UserError, fingerprint, paths
 from kvbook.models import loading, registry
 
+# What each family's name stands for.
+HUB_IDS = {name: family.architectures[0].hub_id for name, family in registry.families().items()}
+
 
 def state_of(loaded) -> str:
     return fingerprint.of_values({name: x.float().sum().item() for name, x in loaded.model.state_dict().items()})
@@ -36,13 +39,7 @@ def answer(requests: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def hub_ids(family_folders):
-    """Return the hub id that each family's name stands for."""
-    return {family: registry.families()[family].architectures[0].hub_id for family in family_folders}
-
-
-@pytest.fixture(scope="module")
-def server(family_folders, hub_ids, tmp_path_factory):
+def server(family_folders, tmp_path_factory):
     marker = tmp_path_factory.mktemp("marker") / "code-of-the-repository-ran"
     some = {
         name: shutil.copytree(family_folders["gpt2"], tmp_path_factory.mktemp("some") / name)
@@ -57,7 +54,7 @@ def server(family_folders, hub_ids, tmp_path_factory):
     (some["code"] / "config.json").write_text(json.dumps(config))
     (some["code"] / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
     hub = LocalHub(
-        {hub_ids[family]: folder for family, folder in family_folders.items()}
+        {HUB_IDS[family]: folder for family, folder in family_folders.items()}
         | {f"some/{name}": folder for name, folder in some.items()}
     )
     hub.marker, hub.home = marker, tmp_path_factory.mktemp("hf-home")
@@ -121,8 +118,8 @@ def test_neither_pickles_nor_code_nor_a_conversion_of_pickles_is_asked_for(onlin
     assert not server.marker.exists()
 
 
-def test_weights_and_tokenizer_are_fetched_at_the_commit_that_is_recorded(online, hub_ids):
-    at = f"/{hub_ids['gpt2']}/resolve"
+def test_weights_and_tokenizer_are_fetched_at_the_commit_that_is_recorded(online):
+    at = f"/{HUB_IDS['gpt2']}/resolve"
     asked = [(request["method"], request["path"]) for request in online[1] if request["path"].startswith(at)]
     files = {path for _, path in asked}
     assert {path for path in files if "/main/" in path} == {f"{at}/main/config.json"}
@@ -131,23 +128,23 @@ def test_weights_and_tokenizer_are_fetched_at_the_commit_that_is_recorded(online
     assert {f"{at}/{COMMIT}/{name}" for name in ("model.safetensors", "tokenizer.json")} <= files
 
 
-def test_the_token_is_sent_where_there_is_one_and_only_there(online, server, hub_ids, tmp_path):
+def test_the_token_is_sent_where_there_is_one_and_only_there(online, server, tmp_path):
     before = len(server.requests)
-    answers = ask([{"model": hub_ids["llama"]}], tmp_path, server.address, HF_TOKEN="hf_of_a_test")
-    own = [r for r in server.requests[before:] if hub_ids["llama"] in r["path"]]
-    assert answers[hub_ids["llama"]]["weights"] == "hub"
+    answers = ask([{"model": HUB_IDS["llama"]}], tmp_path, server.address, HF_TOKEN="hf_of_a_test")
+    own = [r for r in server.requests[before:] if HUB_IDS["llama"] in r["path"]]
+    assert answers[HUB_IDS["llama"]]["weights"] == "hub"
     assert {request["authorization"] for request in own} == {"Bearer hf_of_a_test"}
     assert {request["authorization"] for request in online[1]} == {None}
 
 
 @pytest.mark.parametrize("how", ["offline mode", "no network"])
-def test_without_a_network_the_cache_serves_what_it_holds_and_the_rest_is_one_line(online, server, hub_ids, how):
+def test_without_a_network_the_cache_serves_what_it_holds_and_the_rest_is_one_line(online, server, how):
     before = len(server.requests)
     # Nothing listens on port 9, the port for what is to be thrown away.
     endpoint, mode = (server.address, {"HF_HUB_OFFLINE": "1"}) if how == "offline mode" else ("http://127.0.0.1:9", {})
-    wanted = [hub_ids["mpt"], "some/half-cached", "some/uncached"]
+    wanted = [HUB_IDS["mpt"], "some/half-cached", "some/uncached"]
     answers = ask([{"model": name} for name in wanted], server.home, endpoint, **mode)
-    assert answers[hub_ids["mpt"]] | {"model": "mpt"} == online[0]["mpt"]
+    assert answers[HUB_IDS["mpt"]] | {"model": "mpt"} == online[0]["mpt"]
     for name in wanted[1:]:
         assert answers[name]["error"].startswith(f"{name} is not in the local cache and the hub cannot be reached")
     assert len(server.requests) == before

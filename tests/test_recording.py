@@ -8,13 +8,9 @@ import pytest
 from refusing import refusal
 
 from kvbook import fingerprint
-from kvbook.runs import privacy, recording, records
+from kvbook.runs import machine, privacy, recording, records
 
-MACHINE = {
-    "device": "cpu", "device_name": "Some CPU, 1 thread", "processor": "Some CPU", "threads": 1,
-    "cpu_capability": "AVX2", "system": "Linux", "python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0",
-    "kvbook": "0.1.0",
-}
+MACHINE = machine.of_processor(1) | {"device_name": "Some CPU, 1 thread"}
 
 
 def make(settings=None, rows=({"x": 1.5, "text": "a, b\nc"}, {"x": 2.5, "text": ""}), **more) -> records.Run:

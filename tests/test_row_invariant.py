@@ -12,7 +12,7 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_models import LLAMAS, SMALL
+from small_models import LLAMAS, SMALL, generated
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from kvbook.exact import attention, row_invariant, verify, visible
@@ -140,10 +140,7 @@ def test_what_generate_scores_is_what_a_full_pass_scores(family, attention):
     model, ids = model_of(family, "bfloat16", attention), text(11)
     with torch.inference_mode(), row_invariant():
         for kind in ["dynamic"] if family in NO_STATIC else ["dynamic", "static"]:
-            output = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, min_new_tokens=6,
-                cache_implementation=kind, return_dict_in_generate=True, output_logits=True,
-            )
+            output = generated(model, ids, 6, cache_implementation=kind, output_logits=True)
             scores = torch.stack(output.logits, 1)
             assert torch.equal(scores, model(output.sequences[:, :-1]).logits[:, 10:].to(scores.dtype))
 

@@ -40,9 +40,7 @@ def test_every_part_gives_its_numbers_and_a_file_to_attach(small, tmp_path):
     assert len(written["rows"]) == len(done.rows)
 
 
-def test_a_part_that_fails_is_one_line_that_names_no_path_and_the_others_go_on(
-    small, monkeypatch, tmp_path, kvbook_here
-):
+def test_a_part_that_fails_is_one_line_without_a_path_and_others_go_on(small, monkeypatch, tmp_path, kvbook_here):
     works = {"works": lambda *_: iter([selftest._row("it", 1.0)])}
     parts = {
         "first": Mock(side_effect=RuntimeError("CUDA error: an illegal memory access\nCompile with TORCH_USE_CUDA")),

@@ -219,9 +219,7 @@ def test_of_several_models_one_must_be_named(engine, monkeypatch):
     assert "2 models (one, two)" in refusal(checked, engine())
 
 
-def test_the_trained_model_behind_an_honest_server_is_within_rounding_and_off_by_one_is_a_fault(
-    real_model, monkeypatch
-):
+def test_the_trained_model_rounds_behind_an_honest_server_and_off_by_one_is_a_fault(real_model, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert os.environ["OMP_NUM_THREADS"] == "1"

@@ -10,7 +10,7 @@ from refusing import refusal
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant, steps
+from kvbook.exact import NotInvariant, attention, attention_kernel, row_invariant
 
 
 @pytest.fixture

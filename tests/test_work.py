@@ -74,10 +74,9 @@ def test_models_and_dtypes_add_up_and_the_reference_lies_beside(counted):
     "model", [REAL | {"parameters": 2_800_000}, REAL | {"weights": "random"}, {"weights": "stand-in", "shape": {}}]
 )
 def test_small_models_and_drawn_weights_are_not_announced(model, counted, capfd):
-    with work.announced(Work(10, passes=2), Settings(), [model]):
-        pass
-    with work.announced(None, Settings(), [REAL]):
-        pass
+    for asked, of in ((Work(10, passes=2), model), (None, REAL)):
+        with work.announced(asked, Settings(), [of]):
+            pass
     assert capfd.readouterr().err == ""
 
 
