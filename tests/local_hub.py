@@ -45,9 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.server.requests.append(
-            {"method": self.command, "path": path, "authorization": self.headers.get("Authorization")}
-        )
+        asked = {"method": self.command, "path": path, "authorization": self.headers.get("Authorization")}
+        self.server.requests.append(asked)
         status, content, headers = self.answer(path.strip("/").split("/"))
         self.send_response(status)
         for name, value in ({"X-Repo-Commit": COMMIT, "Content-Length": len(content)} | headers).items():

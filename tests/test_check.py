@@ -16,9 +16,9 @@ from small_models import asked, configure
 from transformers import LlamaForCausalLM
 
 from kvbook import UserError, progress
-from kvbook.diagnosis import check, cores, faults, outcome, probe, wrong_pass
+from kvbook.diagnosis import check, cores, faults, outcome, probe, refusals, wrong_pass
 from kvbook.measuring import UNIT_ROUNDOFF
-from kvbook.models import corpus, loading, lowbit, placement
+from kvbook.models import corpus, loading, lowbit, placement, sources
 
 
 def end_in(change, monkeypatch) -> list[int]:
@@ -79,6 +79,20 @@ def test_where_fp64_is_missing_16_bits_stand_in_and_alone_it_is_refused(checked,
     assert (found.status, list(found.left_out)) == (outcome.SOUND, ["float64"])
     assert any("float64   left out: " in line and words in line for line in found.lines)
     assert words in refusal(checked, dtypes="float64")
+
+
+def test_on_apples_gpu_float64_is_run_on_the_processor_and_the_report_says_so(checked, monkeypatch):
+    stock, asked_of = loading.load, []
+
+    def load(*given, device, **named):
+        asked_of.append((named["dtype"], device))
+        return stock(*given, device="cpu", **named)
+
+    monkeypatch.setattr(loading, "load", load)
+    found = checked(device="mps")
+    assert asked_of == [("float32", "mps"), ("float64", "cpu")]
+    assert any(text.startswith("float64 on the device, which lacks it") for text in found.not_tried)
+    assert [drift.dtype for drift in found.drift] == ["float64", "float32"]
 
 
 def test_texts_of_one_length_are_fed_together_and_others_apart():
@@ -204,6 +218,11 @@ def test_a_gguf_of_an_unsupported_type_is_refused(refused, llama, bpe, tmp_path,
     assert "holds numbers of a type that cannot be read" in refusal
     assert said in refusal
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
+
+
+def test_a_tokenizer_of_another_model_is_refused():
+    config, text = sources.resolve("gpt2", "random").config, corpus.Sample(0, "a text", 0, [3, 60_000])
+    assert "gives id 60,000, and its vocabulary has 50,257" in refusal(refusals.refuse_vocabulary, "", config, [text])
 
 
 def test_a_forward_that_ignores_the_cache_is_a_bug_with_its_cause(checked, monkeypatch):

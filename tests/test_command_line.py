@@ -20,6 +20,12 @@ def test_bad_input_is_one_line_and_status_2(refused, line):
     refused(*line.split())
 
 
+def test_cost_without_a_model_says_that_one_is_missing(kvbook_here):
+    done = kvbook_here("models", "cost")
+    assert done.returncode == 2
+    assert "Missing argument 'model'" in " ".join(done.stderr.split())
+
+
 def test_a_package_whose_commands_cannot_be_imported_is_named_and_left_out(monkeypatch, tmp_path, kvbook_here):
     package = tmp_path / "broken-1.dist-info"
     package.mkdir()

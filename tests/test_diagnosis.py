@@ -255,6 +255,19 @@ def test_texts_too_short_to_be_cut_are_refused(gpt2_folder, tmp_path):
     assert "longer texts" in refusal(lambda: check.check(asked(gpt2_folder, tmp_path, n_samples=1)))
 
 
+def test_a_corpus_without_one_text_that_is_long_enough_does_not_advise_no_samples(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    said = refusal(lambda: list(corpus.samples(str(tmp_path), loading.tokenizer("gpt2"), 1, 50)))
+    assert said.endswith("asked for: lower n_tokens, or name longer texts")
+
+
+def test_a_prefix_that_ends_in_a_space_shows_the_token_that_the_space_becomes():
+    lines, status = tokenizer_boundary.check("llama", "Once upon a ", "time")
+    assert status == 1
+    assert "ends with ''" not in "\n".join(lines)
+    assert "alone the prefix ends with" in "\n".join(lines)
+
+
 def test_a_mismatch_at_a_tokenizer_boundary_is_a_bug(llama_folder):
     tokenizer = loading.tokenizer(str(llama_folder))
     word = next(token for token in map(tokenizer.decode, range(300, 20, -1)) if token.isalpha() and len(token) > 1)

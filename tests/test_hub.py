@@ -53,10 +53,8 @@ def server(family_folders, tmp_path_factory):
     config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (some["code"] / "config.json").write_text(json.dumps(config))
     (some["code"] / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
-    hub = LocalHub(
-        {HUB_IDS[family]: folder for family, folder in family_folders.items()}
-        | {f"some/{name}": folder for name, folder in some.items()}
-    )
+    families = {HUB_IDS[family]: folder for family, folder in family_folders.items()}
+    hub = LocalHub(families | {f"some/{name}": folder for name, folder in some.items()})
     hub.marker, hub.home = marker, tmp_path_factory.mktemp("hf-home")
     yield hub
     hub.shutdown()

@@ -111,6 +111,21 @@ def test_a_folder_that_holds_no_whole_language_model_is_refused(request, tmp_pat
     assert re.search(match, refusal(loading.load, str(folder)))
 
 
+def test_an_adapter_is_told_from_a_model_and_the_remedy_is_said(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "adapter_config.json cannot be read: save the adapter" in refusal(sources.resolve, str(tmp_path), "stand-in")
+
+
+def test_outside_a_checkout_the_remedy_for_a_missing_stand_in_is_one_that_a_wheel_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "STANDINS", tmp_path)
+    assert re.search("book's checkout, .* or name a folder or hub id", refusal(sources.resolve, "llama", "stand-in"))
+
+
+def test_the_shape_of_a_document_is_drawn_without_the_hub():
+    where = sources.resolve("meta-llama/Llama-3.1-8B-Instruct", "random")
+    assert (where.source, where.config.num_hidden_layers, where.repository) == ("random", 32, None)
+
+
 @pytest.mark.parametrize(("match", "name", "options"), [
     ("neither a family", "nosuch", {}), ("CUDA devices", "llama", {"device": "cuda:99"}),
     ("not a torch device", "llama", {"device": "abacus"}), ("dtype 'float8'", "llama", {"dtype": "float8"}),

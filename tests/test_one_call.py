@@ -92,12 +92,8 @@ def test_without_a_compiler_it_is_refused_and_the_experiment_left_out(monkeypatc
 def test_the_experiment_times_all_programs_by_turns_and_memory_between_them(monkeypatch, tmp_path):
     model, written = build(), []
 
-    class Graphs:
-        def __init__(self, *_):
-            self.start = self.step = lambda _: 5
-            self.close = lambda: None
-
-    monkeypatch.setattr(beside.decoding, "Decoder", Graphs)
+    graphs = SimpleNamespace(start=lambda _: 5, step=lambda _: 5, close=lambda: None)
+    monkeypatch.setattr(beside.decoding, "Decoder", lambda *_: graphs)
     monkeypatch.setattr(beside.step_times, "_N", 1 << 12)
     monkeypatch.setattr(beside.subject, "load", lambda _: SimpleNamespace(model=model, about={}))
     monkeypatch.setattr(beside.subject, "prompt", lambda *_: torch.arange(7, 19)[None])

@@ -56,8 +56,3 @@ def test_torchs_own_list_has_a_kernel_on_a_gpu_for_every_operator_that_is_listed
     assert not known["aten::_scaled_dot_product_flash_attention_for_cpu"]
 
 
-def test_what_is_ours_on_a_gpu_has_a_form_without_numbers_to_check_shapes_by():
-    ours = [name for name in LISTED if listing.treatment(name, "CUDA").startswith("ours")]
-    assert ours
-    has, keys = torch._C._dispatch_has_kernel_for_dispatch_key, ("Meta", "CompositeImplicitAutograd")
-    assert [name for name in ours if not any(has(name, key) for key in keys)] == []

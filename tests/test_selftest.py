@@ -7,7 +7,8 @@ from unittest.mock import Mock
 import pytest
 from test_static_cache import timed
 
-from kvbook import fingerprint, paths
+from kvbook import paths
+from kvbook.runs import records
 from kvbook.settings import Settings
 from kvreport.running import selftest
 from kvreport.site import running
@@ -60,10 +61,8 @@ def test_a_part_that_fails_is_one_line_without_a_path_and_others_go_on(small, mo
 
 
 def test_a_file_that_would_tell_a_path_is_not_written(small, monkeypatch, tmp_path, kvbook_here):
-    def part(*_):
-        yield selftest._row("read /home/somebody/weights.bin", 1.0)
-
-    monkeypatch.setattr(selftest, "PARTS", {"first": part})
+    told = selftest._row("read /home/somebody/weights.bin", 1.0)
+    monkeypatch.setattr(selftest, "PARTS", {"first": lambda *_: iter([told])})
     done = kvbook_here("selftest", "--to", tmp_path / "selftest.json")
     assert done.returncode == 2
     assert "an absolute path" in done.stderr
@@ -82,16 +81,12 @@ def test_the_books_own_numbers_stand_with_those_of_the_device(small, monkeypatch
     assert "(book " in selftest.lines(rows)[0]
 
 
-def test_the_page_lists_what_no_recorded_run_on_cuda_has_tried(monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "RECORDED_RUNS", tmp_path)
+def test_the_page_lists_what_no_recorded_run_on_cuda_has_tried(monkeypatch, runs):
+    monkeypatch.setattr(paths, "RECORDED_RUNS", runs)
     assert {"`layer_drift`", "`selftest`"} <= set(running.never_on_cuda().split(", "))
     # Control: with a run on CUDA it is left out, with one on a processor it stays.
     for experiment, device in (("layer_drift", "cuda:0"), ("selftest", "cpu")):
-        folder = tmp_path / experiment / "a"
-        folder.mkdir(parents=True)
-        (folder / "rows.csv").write_text("value\n1\n")
-        about = {"machine": {"device": device}, "rows_sha256": fingerprint.of_file(folder / "rows.csv")}
-        (folder / "run.json").write_text(json.dumps(about))
+        records.run(experiment, {"machine": {"device": device}}, lambda writer: writer.append("u", [{"value": 1}]))
     left = set(running.never_on_cuda().split(", "))
     assert "`layer_drift`" not in left
     assert "`selftest`" in left

@@ -16,7 +16,7 @@ from kvbook import paths
 from kvbook.server import check, client, prompts
 from kvbook.server.outcome import Outcome
 
-SCHEMA = paths.DATA / "check" / "server_schema.json"
+SCHEMA = json.loads((paths.DATA / "check" / "server_schema.json").read_text("utf-8"))
 # What the how-to page gives to paste.
 PAGE = (paths.ROOT / "pages/howto/server.md").read_text("utf-8")
 COMMAND = next(line for line in PAGE.splitlines() if line.startswith("kvbook check"))
@@ -183,23 +183,22 @@ def test_a_request_ends_at_its_time_limit_even_where_a_byte_comes_now_and_then(e
 
 
 def test_the_command_prints_lines_json_or_a_page_and_ends_with_the_status(engine, kvbook_here, tmp_path):
-    assert json.loads(SCHEMA.read_text("utf-8")) == Outcome.model_json_schema(), (
-        "write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break"
-    )
+    # To write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break.
+    assert Outcome.model_json_schema() == SCHEMA
     with serving.serving(engine(fault="positions off by one")) as server:
         asked = COMMAND.replace("http://127.0.0.1:8000/v1", server.address).split()[1:]
         told = kvbook_here(*asked, "--lengths", "32", "--json")
         named = "--model", "ours", "--report", tmp_path / "found.html"
         lines = kvbook_here("check", server.address, "--lengths", "32", *named)
     page = (tmp_path / "found.html").read_text("utf-8")
-    jsonschema.validate(found := json.loads(told.stdout), json.loads(SCHEMA.read_text("utf-8")))
+    jsonschema.validate(found := json.loads(told.stdout), SCHEMA)
     assert (told.returncode, lines.returncode, found["schema_version"]) == (1, 1, 1)
     assert "\nverdict   fault: reuse moves log-probabilities by" in lines.stdout
     assert len(lines.stdout.splitlines()) <= 12
     assert "fault: reuse moves log-probabilities by" in page
     assert page.count("<pre>") == len(found["shortest"]["prompts"])
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(found | {"verdict": "fine"}, json.loads(SCHEMA.read_text("utf-8")))
+        jsonschema.validate(found | {"verdict": "fine"}, SCHEMA)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
