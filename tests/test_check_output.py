@@ -9,16 +9,14 @@ import pytest
 from small_models import asked
 
 from kvbook import paths
-from kvbook.diagnosis import check, faults
-from kvbook.diagnosis import outcome as outcomes
-from kvbook.diagnosis.outcome import Drift, Outcome, PathFound
+from kvbook.diagnosis import check, faults, outcome
 
 SCHEMA = json.loads((paths.DATA / "check" / "schema.json").read_text("utf-8"))
 SHOWN = paths.DATA / "check" / "output.txt"
 
 
 @pytest.fixture(scope="module")
-def sound(llama_folder, text_folder) -> Outcome:
+def sound(llama_folder, text_folder) -> outcome.Outcome:
     return check.check(asked(llama_folder, text_folder))
 
 
@@ -26,8 +24,8 @@ def sound(llama_folder, text_folder) -> Outcome:
 
 
 def test_the_published_schema_is_that_of_the_class():
-    # To write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break.
-    assert Outcome.model_json_schema() == SCHEMA
+    # To write it anew: json.dumps(outcome.Outcome.model_json_schema(), indent=1) and a line break.
+    assert outcome.Outcome.model_json_schema() == SCHEMA
 
 
 def test_what_is_printed_as_json_is_of_the_published_schema(kvbook_here, llama_folder, text_folder):
@@ -42,7 +40,7 @@ def test_what_is_printed_as_json_is_of_the_published_schema(kvbook_here, llama_f
 
 
 def test_what_is_infinite_is_null_in_json(sound):
-    endless = sound.model_copy(update={"drift": [Drift(dtype="float32", mean=None, roundoffs=None)]})
+    endless = sound.model_copy(update={"drift": [outcome.Drift(dtype="float32", mean=None, roundoffs=None)]})
     assert json.loads(endless.model_dump_json())["drift"] == [{"dtype": "float32", "mean": None, "roundoffs": None}]
     assert any("inf" in line for line in endless.lines)
 
@@ -69,13 +67,13 @@ def test_a_bug_takes_at_most_a_dozen_lines_with_verdict_number_and_remedy(llama_
 def test_many_paths_are_a_line_each_and_few_are_one_line(sound):
     few = [line for line in sound.lines if line.startswith("path")]
     assert few == ["paths     token by token: rounding; in two parts: rounding"]
-    more = [PathFound(path=f"path {n}", verdict="rounding", detail="3 roundoffs, no more than 4") for n in range(5)]
+    more = [outcome.PathFound(path=f"path {n}", verdict="rounding", detail="3 roundoffs, below 4") for n in range(5)]
     many = [line for line in sound.model_copy(update={"paths": more}).lines if line.startswith("path")]
     assert many == [f"path      path {n}  rounding: 3 roundoffs" for n in range(5)]
 
 
 def test_every_verdict_has_its_exit_status():
-    assert outcomes.STATUS == {"exact": 0, "rounding": 0, "intended storage precision": 0, "bug": 1, "undecided": 2}
+    assert outcome.STATUS == {"exact": 0, "rounding": 0, "intended storage precision": 0, "bug": 1, "undecided": 2}
 
 
 # The pages.

@@ -8,8 +8,7 @@ from planted import changed
 from transformers import DynamicCache
 
 from kvbook.exact.verification import fed
-from kvreport.chapters.exact_caches import ExactCachesSettings, lengths, measures, paths
-from kvreport.chapters.exact_caches import cost as exact_cost
+from kvreport.chapters.exact_caches import ExactCachesSettings, cost, lengths, measures, paths
 from kvreport.chapters.exact_caches.rows import ALL, RUNGS
 from kvreport.publishing import found as found_in
 from kvreport.publishing.measures import named, written
@@ -30,7 +29,7 @@ def settings(llama_folder, gpt2_folder, text_folder):
 def measured(settings, llama):
     with pytest.MonkeyPatch.context() as patch:
         # The full-size architecture takes seconds to build, and only its time is of interest.
-        patch.setattr(exact_cost, "_blank", lambda _settings: llama)
+        patch.setattr(cost, "_blank", lambda _settings: llama)
         return found_in.measured("exact_caches", settings)
 
 
@@ -97,7 +96,7 @@ def test_the_timed_prefill_scores_the_last_token_from_a_copy_of_its_row(llama, i
     monkeypatch.setattr(
         llama.lm_head, "forward", lambda x, own=llama.lm_head.forward: strides.append(x.stride()) or own(x)
     )
-    torch.testing.assert_close(exact_cost.prefill(llama, ids), llama(ids, logits_to_keep=1).logits)
+    torch.testing.assert_close(cost.prefill(llama, ids), llama(ids, logits_to_keep=1).logits)
     assert strides[0] == (32, 32, 1)
 
 

@@ -15,8 +15,7 @@ import mini_book
 import psutil
 import pytest
 
-from kvbook import UserError
-from kvbook.paths import ROOT
+from kvbook import UserError, paths
 from kvbook.runs import records
 
 
@@ -153,13 +152,13 @@ def test_without_any_network_chapters_run_and_the_book_is_rendered(tmp_path):
 
     root = mini_book.create(tmp_path / "book")
     # A chapter of this book's own, with the stand-ins that ship, and without being told that it is offline.
-    chapter = shutil.copy(ROOT / "chapters" / "09_blog_past.ipynb", root / "chapters")
+    chapter = shutil.copy(paths.ROOT / "chapters" / "09_blog_past.ipynb", root / "chapters")
     for other in set(re.findall(r"\{doc\}`(\w+)`", Path(chapter).read_text("utf-8"))):
         (root / "chapters" / f"{other}.md").write_text(f"# {other}\n")
     (root / "parameters" / "few.yaml").write_text("09_blog_past: {families: [], quantizations: [none], n_samples: 2}\n")
     for folder in ("models", "documents", "runs", "evidence.yaml"):
-        (root / "data" / folder).symlink_to(ROOT / "data" / folder)
-    shutil.copy(ROOT / "references.bib", root)
+        (root / "data" / folder).symlink_to(paths.ROOT / "data" / folder)
+    shutil.copy(paths.ROOT / "references.bib", root)
     (root / "index.md").write_text(mini_book.INDEX + "\n```{bibliography}\n```\n")
     env = mini_book.environment(root, PROFILE="few", JOBS="1", HF_HOME=str(tmp_path / "empty"))
     env = {name: value for name, value in env.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}

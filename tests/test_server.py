@@ -13,8 +13,7 @@ import torch
 from refusing import refusal
 
 from kvbook import paths
-from kvbook.server import check, client, prompts
-from kvbook.server.outcome import Outcome
+from kvbook.server import check, client, outcome, prompts
 
 SCHEMA = json.loads((paths.DATA / "check" / "server_schema.json").read_text("utf-8"))
 # What the how-to page gives to paste.
@@ -30,7 +29,7 @@ def engine(llama):
     return functools.partial(serving.Engine, llama, serving.Words(320))
 
 
-def checked(engine, lengths=LENGTHS, control=None, rows=None, **how) -> Outcome:
+def checked(engine, lengths=LENGTHS, control=None, rows=None, **how) -> outcome.Outcome:
     """Check a server of an engine; `how` is as for `serving.serving`."""
     with serving.serving(engine, **how) as server:
         return check.check(client.of(server.address, timeout=600), control, lengths, rows)
@@ -183,8 +182,8 @@ def test_a_request_ends_at_its_time_limit_even_where_a_byte_comes_now_and_then(e
 
 
 def test_the_command_prints_lines_json_or_a_page_and_ends_with_the_status(engine, kvbook_here, tmp_path):
-    # To write it anew: json.dumps(Outcome.model_json_schema(), indent=1) and a line break.
-    assert Outcome.model_json_schema() == SCHEMA
+    # To write it anew: json.dumps(outcome.Outcome.model_json_schema(), indent=1) and a line break.
+    assert outcome.Outcome.model_json_schema() == SCHEMA
     with serving.serving(engine(fault="positions off by one")) as server:
         asked = COMMAND.replace("http://127.0.0.1:8000/v1", server.address).split()[1:]
         told = kvbook_here(*asked, "--lengths", "32", "--json")
