@@ -67,7 +67,8 @@ def test_a_bug_takes_at_most_a_dozen_lines_with_verdict_number_and_remedy(llama_
 def test_many_paths_are_a_line_each_and_few_are_one_line(sound):
     few = [line for line in sound.lines if line.startswith("path")]
     assert few == ["paths     token by token: rounding; in two parts: rounding"]
-    more = [outcome.PathFound(path=f"path {n}", verdict="rounding", detail="3 roundoffs, below 4") for n in range(5)]
+    found = {"verdict": "rounding", "detail": "3 roundoffs, no more than 4"}
+    more = [outcome.PathFound(path=f"path {n}", **found) for n in range(5)]
     many = [line for line in sound.model_copy(update={"paths": more}).lines if line.startswith("path")]
     assert many == [f"path      path {n}  rounding: 3 roundoffs" for n in range(5)]
 
