@@ -66,7 +66,7 @@ cpu family\t: 6
 model\t\t: 167
 model name\t: Intel(R) Xeon(R) Processor
 stepping\t: 1
-flags\t\t: fpu sse2 avx2 avx512f avx_vnni amx_bf16 amx_tile
+flags\t\t: fpu sse2 avx2 avx512f avx_vnni avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8
 
 processor\t: 1
 cpu family\t: 7
@@ -81,7 +81,9 @@ def test_a_processor_is_described_by_what_the_system_says_of_it(monkeypatch, tmp
     assert about["processor"].startswith("Intel(R) Xeon(R) Processor")
     assert about["cpu"] == {
         "vendor": "GenuineIntel", "family": 6, "model": 167, "stepping": 1,
-        "instructions": ["avx2", "avx_vnni", "avx512f", "amx_tile", "amx_bf16"],
+        "instructions": [
+            "avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"
+        ],
     }
     other = machine.identity(XEON.replace("167", "143").replace(" amx_bf16", ""))
     assert other["model"] == 143
