@@ -338,11 +338,19 @@ def test_a_run_agrees_differs_or_is_not_comparable():
     assert [compared(own, False) for own in ("fails", "not run")] == ["not comparable", "not run"]
 
 
+def test_texts_on_which_two_processors_differ_are_told_with_the_processor():
+    names = ("one", "one, chat", "two, chat", "one, English prose", "two, English prose")
+    outcomes = dict(zip(names, ("holds", "fails", "holds", "holds", "not run"), strict=True))
+    found = {"processor": "one", "told": "2", "outcome": "holds", "on": "", "processors": outcomes}
+    said = sentences._there(found | {"said": dict.fromkeys(names, "0")}, {name: name.upper() for name in names})
+    assert said == "holds on the ONE: 2; fails on the ONE, CHAT: 0; holds on the TWO, CHAT and English prose too"
+
+
 def test_a_tally_says_of_how_much_a_run_says_nothing():
     counts = Counter({"agrees": 75, "not comparable": 80, "not resolved": 33})
     assert sentences._tally(counts, "This run") == (
         "This run can decide 75 of 188 statements: 75 agree with the book, and 0 differ. "
-        "It cannot decide the others: 80 about another model or processor and 33 for which it has too few texts."
+        "It cannot decide the others: 80 about another model or processor and 33 that its intervals leave open."
     )
 
 

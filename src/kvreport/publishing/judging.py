@@ -123,7 +123,7 @@ def judge(rule: Rule, evidence: Evidence) -> Verdict:
     """Turn estimates into a verdict by a rule."""
     word, outcome = _decide(rule, evidence)
     if evidence.missing or not any(evidence.found.values()):
-        return Verdict(evidence.missing or "0 rows", "not run", "", evidence.published)
+        return Verdict(evidence.missing or "no rows to judge it by", "not run", "", evidence.published)
     counts = _units(rule.quantities, evidence)
     here = [_told(q, label, evidence.found[q]) for q, label in rule.labels.items() if evidence.found.get(q)]
     here += [evidence.beside] if evidence.beside else []

@@ -159,7 +159,8 @@ def _made_by(item: Mapping[str, Any]) -> str:
     for made in item.get("made_by", ()):
         settings, machine = made["settings"], made["machine"] or {}
         facts = [f"`{made['experiment']}`", wording.weights_said(", ".join(made["models"]))]
-        facts += [f"{settings[key]} {words}" for key, words in _COUNTS.items() if key in settings]
+        counts = {words: settings[key] for key, words in _COUNTS.items() if key in settings}
+        facts += [f"{n} {words if n != 1 else words.replace('s', '', 1)}" for words, n in counts.items()]
         facts.append(POPULATIONS.get(settings.get("corpus"), ""))
         if "dtypes" in settings:
             facts.append(", ".join(settings["dtypes"]))

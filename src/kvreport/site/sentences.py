@@ -96,9 +96,12 @@ def _there(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
             said.append(f"{outcome} on the {labels[name]}: {found['said'][name]}")
     if len(said) > 1:
         said[0] = f"{found['outcome']} on the {labels[printed]}: {found['told']}"
-    texts = [texts_of(name) for name, outcome in found["processors"].items() if outcome == found["outcome"]]
-    if also := list(dict.fromkeys(filter(None, texts))):
-        said.append(f"{found['outcome']} on {wording.listed(also)} too")
+    # Texts on which two processors differ are told with the processor.
+    known = {name: outcome for name, outcome in found["processors"].items() if outcome != "not run" and texts_of(name)}
+    split = {texts_of(name) for name, outcome in known.items() if outcome != found["outcome"]}
+    alike = [name for name, outcome in known.items() if outcome == found["outcome"]]
+    if also := dict.fromkeys(f"the {labels[name]}" if texts_of(name) in split else texts_of(name) for name in alike):
+        said.append(f"{found['outcome']} on {wording.listed(list(also))} too")
     return "; ".join(said)
 
 
@@ -134,7 +137,7 @@ def _opening(text: str, book: Mapping[str, Any]) -> str:
 
 # Why a run says nothing of a statement, neither for it nor against it.
 _SILENT = {
-    "not comparable": "{} about another model or processor", "not resolved": "{} for which it has too few texts",
+    "not comparable": "{} about another model or processor", "not resolved": "{} that its intervals leave open",
     "not run": "{} that it did not run",
 }
 

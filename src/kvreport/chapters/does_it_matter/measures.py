@@ -61,14 +61,15 @@ def _over_the_same_texts(column: str):
 
 
 def equal_at_the_end(texts: pd.DataFrame) -> estimates.Estimate:
-    """Share of texts that have not diverged, with Greenwood's interval on the log-log scale; of few there is none.
+    """Share of texts that have not diverged, with Greenwood's interval on the log-log scale; of few their range.
 
     It is the last point of Kaplan and Meier's curve, for every text was watched to its end.
     """
     # Each pair goes on from a prompt of its own.
-    n, share = len(texts), float((texts["parted"] == 0).mean())
+    equal = (texts["parted"] == 0).astype(float)
+    n, share = len(texts), float(equal.mean())
     if n < estimates.FEWEST_UNITS:
-        return estimates.Estimate(share, np.nan, np.nan, "range")
+        return estimates.Estimate(share, equal.min(), equal.max(), "range")
     # The variance is 0 where none has diverged, and undefined where all have.
     if share in (0, 1):
         return estimates.wilson(share, n)
@@ -113,7 +114,7 @@ EQUAL = Measure(
 
 
 OUTSIDE = SAME_TOP.alike(
-    "share of tokens whose probability changes by more than a tenth", mean("outside"), form="{:.1%}"
+    "share of tokens whose probability changes by more than a tenth", share("outside"), form="{:.1%}"
 ).where(way=named.CACHED)
 
 

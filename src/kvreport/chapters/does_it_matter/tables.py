@@ -84,7 +84,7 @@ def flips(found: Found) -> pd.DataFrame:
             "change": way, "dtype": DTYPES[dtype], "flips (%)": _cell(flipped, fixed, _percent),
             "flips, expected (%)": _cell(expected, fixed, _small_percent),
             **{f"equal, {of} (%)": _cell(together, (dtype, of, way), _whole_percent) for of in rows.CHOICES},
-            "at a tie": "" if way == rows.OTHER_DTYPE else f"{int(ties.sum())} of {len(ties)}",
+            "at a tie": f"{int(ties.sum())} of {len(ties)}" if len(ties) else "",
         })
     return pd.DataFrame(table)
 

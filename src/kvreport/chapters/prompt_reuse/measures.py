@@ -158,6 +158,8 @@ def _mismatch_of_own(found: Found) -> frozenset[str]:
 
 def _rounding(found: Found) -> str:
     rounding = found["prompts"].query("not mismatch and not finest")
+    if not len(rounding):
+        return ""
     each = (f"{named.CASES[case]} {_differ(rows)}" for case, rows in rounding.groupby("case", sort=False))
     runs = f"tokens differ in {_differ(rounding)} runs in coarser dtypes ({', '.join(each)})"
     return f"rounding adds to it: where ids continue, {runs}"
