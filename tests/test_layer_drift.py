@@ -11,7 +11,7 @@ from planted import against_the_book, changed, published, run_of, with_rows, wit
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split
 from kvbook.models import corpus, kept, loading
-from kvreport.chapters.layer_drift import LayerDriftSettings, by_layer, measures, mitigations, tables
+from kvreport.chapters.layer_drift import LayerDriftSettings, by_layer, figures, measures, mitigations, tables
 from kvreport.chapters.layer_drift.rows import GENERATE, TIES, UNCACHED
 from kvreport.publishing import found as found_in
 from kvreport.publishing import verdicts
@@ -78,6 +78,14 @@ IN_BF16 = "dtype == 'bfloat16'"
 @pytest.fixture(scope="module")
 def book():
     return next(iter(published("layer_drift").values()))
+
+
+def test_legends_have_keys_for_the_dtypes_that_have_a_curve(book):
+    means = book["means"]
+    still, bf16 = means.assign(max_abs=0.0), means[means["dtype"] == "bfloat16"]
+    with_issue = figures.figure_absolute(bf16, book["published"], book.noted("layer_drift", "models"))
+    for drawn, dtypes in ((with_issue, {"bf16", "fp32", "fp16"}), (figures.figure_against(still, bf16), {"bf16"})):
+        assert {key.get_text() for key in drawn.legends[0].get_texts()[:-2]} == dtypes
 
 
 def test_position_ids_that_mend_the_loop_and_scatter_that_hides_an_effect_are_told(book):

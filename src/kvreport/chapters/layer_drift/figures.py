@@ -23,6 +23,12 @@ def _drifting(rows: pd.DataFrame, column: str = "max_abs") -> pd.DataFrame:
     return rows[(rows["place"] == "hidden") & (rows["layer"] > 0) & (rows[column] > 0)].sort_values("layer")
 
 
+def _drawn(*tables: pd.DataFrame) -> list[str]:
+    """Name the dtypes that have a curve, for a legend's keys."""
+    by_dtype = pd.concat(tables).groupby("dtype", sort=False)
+    return [dtype for dtype, rows in by_dtype if len(_drifting(rows))]
+
+
 def _line(ax: plt.Axes, x, y, dtype: str, published: bool, **more) -> None:
     colour = style.DTYPE_COLOURS[dtype]
     look = {"linestyle": "--", "markerfacecolor": "white"} if published else {"linestyle": "-"}
@@ -52,12 +58,13 @@ def _panels(models: Sequence[str]) -> tuple[plt.Figure, dict[str, plt.Axes]]:
 def figure_absolute(means: pd.DataFrame, published: pd.DataFrame, models: list[dict[str, str]]) -> plt.Figure:
     """Draw the largest absolute difference by layer, each model of a run's record beside the document's of its kind."""
     fig, axes = _panels([model["name"] for model in models])
-    for model in models:
-        ax, family = axes[model["name"]], "gpt2" if model["architecture"] == "gpt2" else "llama"
-        _curves(ax, means[means["model"] == model["name"]], intervals=True)
-        _curves(ax, published[published["family"] == family], published=True)
+    families = {model["name"]: "gpt2" if model["architecture"] == "gpt2" else "llama" for model in models}
+    for name, family in families.items():
+        _curves(axes[name], means[means["model"] == name], intervals=True)
+        _curves(axes[name], published[published["family"] == family], published=True)
+    dtypes = _drawn(means, published[published["family"].isin(families.values())])
     # Above, not inside: where the curves run depends on the model.
-    return style.with_legend(fig, style.solid_and_dashed(means["dtype"], "our run", "the issue"), 5)
+    return style.with_legend(fig, style.solid_and_dashed(dtypes, "our run", "the issue"), 5)
 
 
 def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
@@ -68,7 +75,7 @@ def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
         for rows, look in ((book, faint), (means[means["model"] == model], {})):
             _curves(ax, rows, **look)
     whose = [style.key("this machine", marker="o", linestyle="-"), style.key("the book", **faint | {"linestyle": "-"})]
-    return style.with_legend(fig, [*style.dtype_keys(means["dtype"]), *whose], 5)
+    return style.with_legend(fig, [*style.dtype_keys(_drawn(means, book)), *whose], 5)
 
 
 def plot_shape(means: pd.DataFrame, published: pd.DataFrame, ax: plt.Axes) -> None:
@@ -109,7 +116,7 @@ def figure_scale_free(means: pd.DataFrame, published: pd.DataFrame) -> plt.Figur
     """Draw shape and relative drift, one under the other."""
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(style.WIDTH, 6.2))
     plot_shape(means, published, top)
-    handles = style.solid_and_dashed(means["dtype"], "our run", "the issue")
+    handles = style.solid_and_dashed(_drawn(means, published), "our run", "the issue")
     top.legend(handles=handles, fontsize=9, loc="lower right", ncols=2)
     plot_relative(means, bottom)
     return fig
