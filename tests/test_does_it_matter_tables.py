@@ -124,6 +124,10 @@ def test_of_passes_that_never_differ_no_growth_is_told():
         for of, dtypes in ((found, {"fp32", "bf16"}), (equal, {"bf16"})):
             assert {one.series.split()[0] for one in growth(of)} == dtypes
     assert measures.PIECES_EQUAL.where(dtype="float32")(equal)[0].estimate.value == 1
+    table = tables.by_position(equal).query("dtype == 'float32'")
+    assert table[["kl_growth", "drift_growth"]].isna().all(axis=None)
+    top, fp32 = figures.figure_by_position(table).axes
+    assert [len(ax.lines) for ax in (top, fp32)] == [1, 3], "the reference; and the errors of both passes"
 
 
 def test_the_table_and_the_figure_of_changes_come_out_of_the_rows(results):

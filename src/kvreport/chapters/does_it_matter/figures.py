@@ -120,8 +120,8 @@ def figure_moved(table: pd.DataFrame) -> Figure:
 
 
 def _plot_band(ax: plt.Axes, x: pd.Series, found: pd.Series, **how) -> None:
-    """Draw estimates as a curve with its interval; a logarithmic axis takes those above 0."""
-    if kept := [(place, one) for place, one in zip(x, found, strict=True) if one.value > 0]:
+    """Draw estimates, where there are any, as a curve with its interval; a logarithmic axis takes those above 0."""
+    if kept := [(place, one) for place, one in zip(x, found, strict=True) if one and one.value > 0]:
         places, found = zip(*kept, strict=True)
         ax.plot(places, [one.value for one in found], markersize=3.5, linewidth=1.1, **how)
         low, high = [max(one.low, _LEAST * one.value) for one in found], [one.high for one in found]
@@ -175,7 +175,7 @@ def figure_by_position(table: pd.DataFrame) -> Figure:
     axes[-1, 0].set_xticks(lengths, labels=[f"{length:,}" for length in lengths])
     axes[-1, 0].set(xlabel="position in the text (tokens)")
     axes[-1, 0].minorticks_off()
-    handles = [style.key(name, **look) for name, look in looks.values()]
+    handles = [style.key(name, **look) for column, (name, look) in looks.items() if table[column].notna().any()]
     return style.with_legend(fig, [*handles, *style.dtype_keys(dtypes)], 3)
 
 

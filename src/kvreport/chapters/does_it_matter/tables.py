@@ -148,7 +148,9 @@ def by_position(found: Found) -> pd.DataFrame:
     }
     for name, measure in columns.items():
         known = _by_key(measure, found)
-        table[name] = [known.get(key, Estimate(1, 1, 1, "range")) for key in table.index]
+        # What grows does so from the first positions; of passes that never differ nothing is known.
+        known = {(dtype, 0): Estimate(1, 1, 1, "range") for dtype, _ in known} | known
+        table[name] = [known.get(key) for key in table.index]
     return table.assign(middle=np.sqrt(table["read_from"] * table["read_to"])).reset_index()
 
 
