@@ -84,6 +84,10 @@ def test_tables_name_the_texts_and_the_dtype_of_the_rollout(written):
     assert [name[-12:] for name in table][-2:] == ["fp16 trainer", "fp32 trainer"]
 
 
+def test_sequences_are_read_no_further_than_the_longest_text_goes(written):
+    assert set(tables.sequences({"": found_in(written)})["length"]) == {1, 2, 4, 8, written["position"].max() + 1}
+
+
 def test_the_ways_score_the_rollouts_own_tokens(written, by_way):
     assert by_way["token"].tolist() == written["token"].tolist()
     assert np.array_equal(by_way[named.TRAINER_FP32], written[named.TRAINER_FP32])

@@ -48,7 +48,7 @@ ENGINE_BF16, ENGINE_ITSELF = "vLLM, bf16 trainer", "vLLM, read again by vLLM"
 BOTH_FP16, BOTH_INVARIANT = "fp16", "bf16, row-invariant"
 ROLLOUT_ERROR, TRAINER_ERROR = "bf16 rollout against fp64", "bf16 trainer against fp64"
 
-# Tokens after which ratios of sequences are read.
+# Tokens after which ratios of sequences are read, each twice as many as the ones before.
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 

@@ -71,12 +71,15 @@ def sequences(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     If tokens' log-ratios were independent with one variance v, those of L tokens would be about normal with variance
     L v, and the effective sample size exp(-L v).
     """
-    rows = []
-    for (compared, length), part in _pooled(everywhere, "sequences").groupby(["compared", "length"], sort=False):
+    rows, pooled = [], _pooled(everywhere, "sequences")
+    longest = pooled["size"].max()
+    # Further on the same texts come again.
+    pooled = pooled[pooled["length"] < 2 * longest]
+    for (compared, length), part in pooled.groupby(["compared", "length"], sort=False):
         sums = part["sum"].to_numpy()
         rows.append({
-            "compared": compared, "length": length, "sequences": len(part), "mean_length": part["size"].mean(),
-            "effective": scores.effective_share(sums),
+            "compared": compared, "length": min(length, longest), "sequences": len(part),
+            "mean_length": part["size"].mean(), "effective": scores.effective_share(sums),
             "truncated": scores.effective_share(np.minimum(sums, np.log(named.CAP))),
             "share_truncated": (sums > np.log(named.CAP)).mean(),
             "share_masked": (np.abs(sums) > np.log(named.CAP)).mean(),
