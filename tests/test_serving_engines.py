@@ -15,7 +15,7 @@ from scipy.stats import entropy
 
 from kvbook import paths
 from kvbook.server import check, client, prompts
-from kvreport.chapters.serving_engines import ServingEnginesSettings, measures, measuring, rows, tables
+from kvreport.chapters.serving_engines import ServingEnginesSettings, figures, measures, measuring, rows, tables
 from kvreport.publishing import found, statements
 
 SETTINGS = ServingEnginesSettings(n_samples=2, prompt_tokens=34, new_tokens=6)
@@ -38,6 +38,8 @@ def test_without_engines_the_library_itself_is_measured_in_every_way(results):
     assert [name for name, run in results.runs.items() if run is not None] == ["served_transformers"]
     assert set(results["ways"]["way"]) == {rows.AGAIN, rows.WARM, rows.BATCH}
     assert results["ways"].query("way == 'again'")["bits_equal"].all()
+    (legend,) = figures.figure_ways(tables.by_way(results)).legends
+    assert {key.get_text() for key in legend.get_texts()} == {rows.AGAIN, rows.WARM, rows.BATCH}
     assert results["ways"].query("way == 'warm'")["cached"].eq(rows.BLOCK).all()
     assert len(tables.ways(results)) == 6
 

@@ -26,7 +26,8 @@ def figure_ways(table: pd.DataFrame) -> Figure:
     ax.set(xscale="log", xlabel="largest |Δ log p| against cold (nats)")
     powers = ax.xaxis.get_major_formatter()
     ax.xaxis.set_major_formatter(lambda at, place: "0" if at < 2 * _NOTHING else powers(at, place))
-    handles = [style.key(way, _COLOURS[way], marker=style.MARKERS[place]) for place, way in enumerate(named.WAYS)]
+    looks, drawn = zip(named.WAYS, style.MARKERS, strict=True), set(table["way"])
+    handles = [style.key(way, _COLOURS[way], marker=marker) for way, marker in looks if way in drawn]
     return style.with_legend(fig, handles, 3)
 
 
