@@ -135,6 +135,11 @@ def test_a_book_of_unknown_origin_is_cited_and_names_no_repository_and_no_pictur
 # What a change costs
 
 
+def test_the_foot_of_a_page_names_the_licence(root):
+    assert "under the Apache License 2.0" in page(root).find(class_="extra_footer").get_text()
+    assert "\nlicense: Apache-2.0\n" in (paths.ROOT / "CITATION.cff").read_text()
+
+
 def test_a_plain_build_executes_what_is_stale_and_other_pages_show_its_new_run(book):
     # Once more in this place, so that Sphinx remembers its pages: it forgets those of another folder.
     mini_book.built(book, mini_book.plain_build, PROFILE="few")
