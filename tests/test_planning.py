@@ -17,6 +17,7 @@ from kvbook import UserError, fingerprint, paths
 from kvbook.runs import records
 from kvreport import commands
 from kvreport.chapters.does_it_matter import teacher_forced
+from kvreport.chapters.layer_drift import LayerDriftSettings
 from kvreport.chapters.which_path_is_right import WhichPathSettings, path_errors, rows
 from kvreport.publishing import LEFT_OUT_VARIABLE, MEASURED_VARIABLE, found
 from kvreport.running import catalogue, execution, planning
@@ -55,6 +56,12 @@ def test_parameters_come_from_the_notebook_the_chapters_folder_and_a_file_of_one
     assert plan(book)[0].values()["label"] == "squares"
     # few.yaml in parameters/ is laid over the set of that name in the chapter's own folder.
     assert [chapter.values()["n"] for chapter in plan(book, "few")] == [3, 2]
+
+
+def test_an_unknown_parameter_is_answered_with_all_that_the_chapters_settings_hold():
+    (chapter,) = (chapter for chapter in planning.plan() if chapter.name == "layer_drift")
+    said = refusal(execution._values, replace(chapter, parameters={"n_smaples": 3})).partition("it has: ")[2]
+    assert set(said.split(", ")) == set(LayerDriftSettings.model_fields)
 
 
 @pytest.mark.parametrize(("state", "asked", "n"), [

@@ -24,6 +24,8 @@ def build(
 ) -> None:
     """Execute the chapters that are not up to date and render the site into _build/html; what `make book` does.
 
+    With chapters named, execute these alone, into _build/executed, and render nothing.
+
     The environment's PROFILE names the parameter set, JOBS how many chapters at a time.
     """
     from kvbook import paths
@@ -94,7 +96,7 @@ def _assignments(values: list[str] | None) -> dict[str, str]:
 
 def run(
     experiment: Annotated[str, Argument(help="Its name; a wrong one lists them all.")],
-    settings: Annotated[list[str] | None, Argument(help="name=value, such as model=gpt2 n_samples=20.")] = None,
+    settings: Annotated[list[str] | None, Argument(help="name=value, as model=gpt2; a wrong name lists all.")] = None,
 ) -> None:
     """Run one experiment, without a notebook, and print where its rows lie."""
     from kvreport.running import catalogue

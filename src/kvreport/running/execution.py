@@ -248,10 +248,11 @@ def _values(chapter: Chapter) -> dict[str, Any]:
     if defaults is None:
         raise UserError(f"chapter {chapter.stem} has no cell tagged parameters: tag the one that holds its defaults")
     # A chapter's settings hold more than its notebook has parameters.
+    known = dict.fromkeys([*defaults, *sorted(chapter.setting_names())])
     for name in chapter.parameters:
-        if name not in defaults and name not in chapter.setting_names():
-            known = f"(profile {chapter.profile}); it has: {', '.join(defaults) or 'none'}"
-            raise UserError(f"chapter {chapter.stem} has no parameter {name!r} {known}")
+        if name not in known:
+            it_has = f"(profile {chapter.profile}); it has: {', '.join(known) or 'none'}"
+            raise UserError(f"chapter {chapter.stem} has no parameter {name!r} {it_has}")
     return defaults | chapter.parameters
 
 
