@@ -5,6 +5,8 @@ import re
 import matplotlib.pyplot as plt
 import pytest
 from planted import changed
+from small_models import LLAMAS, drawn
+from transformers import MistralConfig
 
 from kvbook import paths
 from kvbook.diagnosis import faults
@@ -30,6 +32,15 @@ def test_a_vocabulary_that_joins_no_word_has_its_seam_where_the_documentation_ha
         items = symptoms.broken_items(loading.tokenizer(family))
         assert {item.case for item in items} == {case}, family
         assert all(item.ids[: len(item.prefix_ids)] != item.prefix_ids for item in items)
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_a_prefix_longer_than_a_window_is_cut_to_the_shared_ids():
+    tokenizer = loading.tokenizer("llama")
+    sizes = LLAMAS | {"num_hidden_layers": 2, "sliding_window": 5, "vocab_size": len(tokenizer)}
+    made = symptoms.of_any_model(drawn(3, MistralConfig(**sizes)), tokenizer, [])
+    drifts = [row["drift"] for row in made if row["symptom"] == rows.CUT]
+    assert max(drifts) < 1e-4
 
 
 def test_every_symptom_is_measured_once_for_every_text_and_dtype_and_fp32_inside_in_fp64_alone(results):

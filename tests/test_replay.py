@@ -19,7 +19,7 @@ def llama():
     return configurations.build("llama")
 
 
-@pytest.mark.parametrize("family", ["llama", "phi", "gpt2", "mpt", "falcon"])
+@pytest.mark.parametrize("family", ["llama", "phi", "gpt2", "mpt", "falcon", "mistral"])
 def test_every_operation_of_a_stock_model_is_recorded_and_replayed_on_equal_inputs(family, ids):
     model = configurations.build(family)
     plain = model(ids, use_cache=False).logits

@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 import torch
 from planted import run_of, with_rows
+from refusing import refusal
 
 from kvbook import lengths
 from kvbook.atlas import configurations
+from kvbook.exact import row_invariant
 from kvbook.measuring import agreement, full_and_split
 from kvreport.chapters.where_drift_begins import (
     WhereDriftBeginsSettings,
@@ -200,6 +202,19 @@ def test_the_sweep_sees_what_two_passes_give(llama, ids):
     assert swept[9]["relative_rms"] == agreement.drift(full.logits, split.logits).relative_rms.item()
 
 
+def test_the_keys_of_a_window_are_compared_at_equal_places(ids):
+    model = configurations.build("mistral")
+    with row_invariant():
+        swept = pd.DataFrame(cached_step.sweep(model, ids))
+        assert (swept[["cache_equal", "logits_equal"]] == 1).all(axis=None)
+        assert {row["differing"] for row in operation_replay.compare_reads(model, ids)} == {0}
+
+
+def test_a_recurrent_model_is_refused_before_anything_runs(settings, save):
+    asked = settings.model_copy(update={"model": str(save(configurations.build("mamba"), "mamba"))})
+    assert "a recurrent state cannot be cut back" in refusal(operation_replay.inputs, asked)
+
+
 def test_control_a_changed_key_is_a_changed_cache(llama, ids):
     one, other = full_and_split.prefill(llama, ids), full_and_split.prefill(llama, ids)
     assert cached_step.cache_equal(one, other)
@@ -207,10 +222,10 @@ def test_control_a_changed_key_is_a_changed_cache(llama, ids):
     assert not cached_step.cache_equal(one, other)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(llama, gpt2, ids, family):
-    model = {"llama": llama, "gpt2": gpt2}[family]
-    reference, written = full_and_split.full_pass(model, ids), cached_step.caches(model, ids)
+    model = {"llama": llama, "gpt2": gpt2, "mistral": configurations.build("mistral")}[family]
+    reference, written = full_and_split.full_pass(model, ids), cached_step.written(model, ids)
     found = cached_step.query(model, ids, written[rows.FROM_FULL], rows.ALL_ROWS)
     assert agreement.bits_equal(reference.logits, found.logits).all()
     assert {cache.get_seq_length() for cache in written.values()} == {ids.shape[1] - 1}
@@ -219,7 +234,7 @@ def test_all_rows_on_the_full_passes_own_cache_are_the_full_pass(llama, gpt2, id
 def test_control_all_rows_read_the_cache_that_they_are_given(llama, ids):
     wrong = ids.clone()
     wrong[0, 3] += 1
-    reference, cache = full_and_split.full_pass(llama, ids), cached_step.caches(llama, wrong)[rows.FROM_PREFILL]
+    reference, cache = full_and_split.full_pass(llama, ids), cached_step.written(llama, wrong)[rows.FROM_PREFILL]
     among, alone = (cached_step.query(llama, ids, cache, how) for how in (rows.ALL_ROWS, rows.ONE_ROW))
     assert agreement.drift(reference.logits, among.logits).relative_rms > 1e-3
     assert agreement.drift(alone.logits, among.logits).relative_rms < 1e-5

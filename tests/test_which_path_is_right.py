@@ -8,6 +8,7 @@ from planted import against_the_book, run_of
 from torch.nn import functional
 from transformers import cache_utils
 
+from kvbook.atlas import configurations
 from kvbook.measuring import fp64_reference as truth
 from kvbook.measuring.in_fp64 import widened
 from kvbook.models import corpus, loading
@@ -119,6 +120,12 @@ def test_a_model_without_positions_has_no_injected_fault(family_folders, ids):
     model = loading.load(str(family_folders["mpt"])).model
     _, cache = path_errors.token_by_token(model, ids, 8)
     assert path_errors.off_by_one(model, ids, cache) is None
+
+
+def test_the_fault_is_injected_behind_a_window_too(ids):
+    model = configurations.build("mistral")
+    scored, cache = path_errors.token_by_token(model, ids, 8)
+    assert not torch.allclose(path_errors.off_by_one(model, ids, cache).logits, scored.last().logits, rtol=1e-2)
 
 
 def test_what_logits_mean_is_what_it_is_written_out():

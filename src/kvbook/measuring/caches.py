@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from transformers import Cache, DynamicCache, PretrainedConfig, StaticCache
-from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 from kvbook import UserError
 
 Kind = Literal["dynamic", "static"]
+
+# Layers that can be cut back, with whether they record what they would forget.
+_CAN_GO_BACK = {(DynamicLayer, False), (StaticLayer, False), (DynamicSlidingWindowLayer, True)}
 
 
 def make(kind: Kind, config: PretrainedConfig, max_cache_len: int) -> Cache:
@@ -41,6 +44,21 @@ def make(kind: Kind, config: PretrainedConfig, max_cache_len: int) -> Cache:
     if kind == "static":
         return StaticCache(config=config, max_cache_len=max_cache_len)
     raise UserError(f"no cache of kind {kind!r}: use 'dynamic' or 'static'")
+
+
+def recording(config: PretrainedConfig) -> DynamicCache:
+    """Make an empty growing cache that can be cut back: its windows keep what they would otherwise forget.
+
+    Raises
+    ------
+    UserError
+        When a layer holds a recurrent state, which cannot go back.
+    """
+    cache = DynamicCache(config=config)
+    if not cache.is_croppable:
+        raise UserError(f"{config.model_type}: a recurrent state cannot be cut back: choose a model without one")
+    cache.activate_past_recording()
+    return cache
 
 
 def length(cache: Cache) -> int:
@@ -85,7 +103,8 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
     ------
     UserError
         When the cache holds another number of tokens than `cached_ids`, when the prompt is empty, or when a layer is of
-        a kind that cannot go back (a sliding window has lost its first tokens, a recurrent state its past).
+        a kind that cannot go back (a sliding window has lost its first tokens unless the cache is `recording`, a
+        recurrent state its past).
     """
     if (held := length(cache)) != len(cached_ids):
         raise UserError(f"the cache holds {held} tokens, not the {len(cached_ids)} named: name the ids that filled it")
@@ -93,7 +112,8 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
         raise UserError("an empty prompt has nothing to generate from: give it at least one token")
     kept = min(shared_length(cached_ids, ids), len(ids) - 1)
     # The exact classes: what inherits from them may keep a window, or a state besides.
-    if other := {type(layer).__name__ for layer in cache.layers if type(layer) not in (DynamicLayer, StaticLayer)}:
+    kinds = {(type(layer), getattr(layer, "record_past", False)) for layer in cache.layers}
+    if other := {kind.__name__ for kind, _ in kinds - _CAN_GO_BACK}:
         raise UserError(f"a cache of {', '.join(sorted(other))} cannot be cut back: fill a new one for this prompt")
     copied = copy.deepcopy(cache)
     for layer in copied.layers:

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from transformers import Cache, PreTrainedModel
 
-from kvbook.measuring import agreement
+from kvbook.measuring import agreement, caches
 from kvbook.settings import read_yaml
 
 # Functions that compute no number of a row.
@@ -182,7 +182,8 @@ def operations_of(model: PreTrainedModel, run: Callable[[], Any]) -> tuple[dict[
 
 def record(model: PreTrainedModel, ids: torch.Tensor) -> tuple[dict[Key, Call], Cache]:
     """Run all tokens at once and keep the inputs and the output of every operation."""
-    return operations_of(model, lambda: model(ids, use_cache=True).past_key_values)
+    cache = caches.recording(model.config)
+    return operations_of(model, lambda: model(ids, past_key_values=cache, use_cache=True).past_key_values)
 
 
 def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor | None:
@@ -194,8 +195,8 @@ def rows_of(full: torch.Tensor, like: torch.Tensor, first: bool) -> torch.Tensor
         row = full[..., :1, :] if first else full[..., -1:, :]
         if row.numel() == like.numel():
             return row.reshape(like.shape)
-        if full.shape[2] > like.shape[2] and full.shape[1] % like.shape[1] == 0:
-            # Both heads and rows are fewer: the full pass has its keys repeated.
+        if full.shape[1] % like.shape[1] == 0:
+            # Heads are fewer: the full pass has its keys repeated.
             full = full[:, :: full.shape[1] // like.shape[1]]
     # With a mask it repeats keys for the heads that share them; without one the kernel does that itself.
     if full.ndim == 4 and like.shape[1] > full.shape[1] and like.shape[1] % full.shape[1] == 0:

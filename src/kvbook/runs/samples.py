@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvbook import lengths, progress
-from kvbook.measuring import costs
+from kvbook.measuring import caches, costs
 from kvbook.models import corpus, kept, loading, packages, placement, registry, streamed
 from kvbook.runs import records
 from kvbook.settings import Settings, TextSettings, memory_of
@@ -97,10 +97,14 @@ def prompts(
     return list(corpus.samples(texts, tokenizer, n_samples, n_tokens, settings.seed, full=True, named=named))
 
 
-def inputs(settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length) -> dict[str, Any]:
-    """Name the models and the corpus of a run, and refuse what cannot be run."""
+def inputs(
+    settings: TextSettings, names: Iterable[str], n_samples: int, n_tokens: lengths.Length, cut: bool = False
+) -> dict[str, Any]:
+    """Name the models and the corpus of a run, and refuse what cannot be run, or have its caches cut back."""
     names = tuple(dict.fromkeys(names))
     models = identities(settings, names, n_tokens)
+    for name in names if cut else ():
+        caches.recording(loading.config_of(name, weights_of(settings, name)))
     check_corpus(settings, names, n_samples, n_tokens)
     return {"models": models, "corpus": corpus.describe(settings.corpus)}
 

@@ -142,8 +142,7 @@ def of_any_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         yield _row(rows.REUSE, rows.KEYS, *about, _keys_drift(model, ids, whole))
         written = continuations.generate(model, text.ids, 1, whole)
         yield _row(rows.REUSE, rows.WHOLE, *about, _drift(full, written.logits[0][0]))
-        _on_top(model, ids[:, :-1], static)
-        found = _on_top(model, ids[:, -1:], static)
+        _, found = (_on_top(model, part, static) for part in (ids[:, :-1], ids[:, -1:]))
         yield _row(rows.STATIC, rows.STATIC_NONE, *about, _drift(full, found))
         yield _row(rows.STATIC, rows.STATIC_DYNAMIC, *about, _drift(dynamic, found))
     for number, item in enumerate(broken_items(tokenizer)):

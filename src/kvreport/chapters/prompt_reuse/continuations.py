@@ -182,7 +182,7 @@ def _posted_and_corpus_items(settings: PromptReuseSettings, tokenizer: PreTraine
 
 def fill(model: PreTrainedModel, ids: list[int], kind: str, room: int) -> Cache:
     """Fill a fresh cache with token ids."""
-    cache = caches.make(kind, model.config, room)
+    cache = caches.recording(model.config) if kind == "dynamic" else caches.make(kind, model.config, room)
     return model(torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True).past_key_values
 
 
@@ -206,7 +206,8 @@ def continuations(model: PreTrainedModel, item: Item, n_new_tokens: int) -> Iter
         filled = fill(model, item.prefix_ids, kind, room)
         # As the thread does: the filled cache is kept, every prompt gets a copy.
         yield named.AS_IS, kind, generate(model, item.ids, n_new_tokens, copy.deepcopy(filled))
-        if item.case != named.CONTINUED:
+        # A static window cannot be cut back.
+        if item.case != named.CONTINUED and (kind == "dynamic" or not any(filled.is_sliding)):
             reusable = caches.reusable(filled, item.prefix_ids, item.ids)
             yield named.SHARED, kind, generate(model, item.ids, n_new_tokens, reusable)
 

@@ -18,7 +18,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from kvbook import lengths
-from kvbook.measuring import agreement, full_and_split
+from kvbook.measuring import agreement, caches, full_and_split
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.where_drift_begins import FIELDS, WhereDriftBeginsSettings
 from kvreport.chapters.where_drift_begins.rows import ALL_ROWS, FROM_DECODE, FROM_FULL, FROM_PREFILL, ONE_ROW
@@ -40,10 +40,9 @@ class GivenCache(DynamicCache):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args, **_kwargs):
         """Return prefix and last row, whatever keys and values the other rows have made."""
         layer = self._prefix.layers[layer_idx]
-        return tuple(
-            torch.cat([held, own[..., held.shape[-2] :, :]], dim=-2)
-            for held, own in ((layer.keys, key_states), (layer.values, value_states))
-        )
+        pairs = (layer.keys, key_states), (layer.values, value_states)
+        # What a window has forgotten, the last row does not see: there any keys will do.
+        return tuple(torch.cat([own[..., : -1 - held.shape[-2], :], held, own[..., -1:, :]], -2) for held, own in pairs)
 
 
 def decoded(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Cache:
@@ -54,15 +53,13 @@ def decoded(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = Non
     return cache
 
 
-def caches(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> dict[str, Cache]:
+def written(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> dict[str, Cache]:
     """Write the keys and values of all tokens but the last in three ways."""
     prefix = ids[:, :-1]
-    full = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    full = model(ids, past_key_values=caches.recording(model.config), use_cache=True, logits_to_keep=1).past_key_values
     full.crop(-1)
-    return {
-        FROM_FULL: full, FROM_PREFILL: full_and_split.prefill(model, prefix),
-        FROM_DECODE: decoded(model, prefix, begun),
-    }
+    prefilled, stepped = full_and_split.prefill(model, prefix), decoded(model, prefix, begun)
+    return {FROM_FULL: full, FROM_PREFILL: prefilled, FROM_DECODE: stepped}
 
 
 def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) -> full_and_split.LastToken:
@@ -74,9 +71,9 @@ def query(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, rows: str) ->
 
 def compare(model: PreTrainedModel, ids: torch.Tensor, begun: Cache | None = None) -> Rows:
     """Score one text's last token in all six ways and compare each with the full pass."""
-    reference, written = full_and_split.full_pass(model, ids).logits.cpu(), caches(model, ids, begun)
-    for source, cache in written.items():
-        of_cache = agreement.drift(_flat(written[FROM_FULL]), _flat(cache))
+    reference, held = full_and_split.full_pass(model, ids).logits.cpu(), written(model, ids, begun)
+    for source, cache in held.items():
+        of_cache = agreement.drift(_flat(held[FROM_FULL]), _flat(cache))
         for rows in (ONE_ROW, ALL_ROWS):
             found = query(model, ids, cache, rows).logits.cpu()
             logits, decision = agreement.drift(reference, found), agreement.decision(reference, found)
@@ -94,7 +91,7 @@ def _flat(cache: Cache) -> torch.Tensor:
 
 def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
-    return samples.inputs(settings, [settings.model], settings.n_samples, lengths.plus(settings.n_tokens, 1))
+    return samples.inputs(settings, [settings.model], settings.n_samples, lengths.plus(settings.n_tokens, 1), cut=True)
 
 
 def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
@@ -133,9 +130,9 @@ def cache_equal(full: Cache, prefix: Cache) -> bool:
 
 def sweep(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
     """Score the last token of every prefix both ways."""
-    before = model(ids[:, :1], use_cache=True).past_key_values
+    before = model(ids[:, :1], past_key_values=caches.recording(model.config), use_cache=True).past_key_values
     for length in range(2, ids.shape[1] + 1):
-        full = model(ids[:, :length], use_cache=True)
+        full = model(ids[:, :length], past_key_values=caches.recording(model.config), use_cache=True)
         equal = int(cache_equal(full.past_key_values, before))
         # The shorter full pass is the prefill; the step makes it one longer, and the longer full pass takes its place.
         step = model(ids[:, length - 1 : length], past_key_values=before, use_cache=True)
@@ -150,7 +147,7 @@ def sweep(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
 def inputs_of_sweep(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
     swept = {"longest": settings.longest, "n_swept": settings.n_swept}
-    return swept | samples.inputs(settings, [settings.model], settings.n_swept, settings.longest)
+    return swept | samples.inputs(settings, [settings.model], settings.n_swept, settings.longest, cut=True)
 
 
 def measure_sweep(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:

@@ -18,7 +18,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvbook import lengths
-from kvbook.measuring import agreement, full_and_split, replay
+from kvbook.measuring import agreement, caches, replay
 from kvbook.measuring.full_and_split import states_of
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.where_drift_begins import FIELDS, WhereDriftBeginsSettings
@@ -35,7 +35,7 @@ def compare(model: PreTrainedModel, ids: torch.Tensor, chunks: Iterable[int]) ->
         name = ALL if rows == length else last(rows)
         yield from rows_of(name, rows, replay.replay_last(model, ids, full, cache, rows))
     yield from rows_of(PREFILL, length - 1, replay.replay_first(model, ids, full, length - 1))
-    prefix = full_and_split.prefill(model, ids[:, :-1])
+    _, prefix = replay.record(model, ids[:, :-1])
     yield from rows_of(REAL, 1, replay.replay_last(model, ids, full, prefix, 1, corrected=False))
 
 
@@ -58,7 +58,8 @@ def rows_of(name: str, rows: int, replayed: list[replay.Replayed]) -> Rows:
 
 def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the models and the corpus, and refuse what cannot be run."""
-    return samples.inputs(settings, (settings.model, *settings.families), settings.n_replayed, settings.n_tokens)
+    names = settings.model, *settings.families
+    return samples.inputs(settings, names, settings.n_replayed, settings.n_tokens, cut=True)
 
 
 def measure(settings: WhereDriftBeginsSettings, made_of: Inputs, writer: Writer) -> None:
@@ -100,7 +101,8 @@ class Read(NamedTuple):
 
 def read(model: PreTrainedModel, ids: torch.Tensor, use_cache: bool) -> Read:
     """Read a prompt at once."""
-    calls, output = replay.operations_of(model, lambda: model(ids, use_cache=use_cache, output_hidden_states=True))
+    given = {"past_key_values": caches.recording(model.config) if use_cache else None, "use_cache": use_cache}
+    calls, output = replay.operations_of(model, lambda: model(ids, output_hidden_states=True, **given))
     compared = {
         STATES: list(output.hidden_states),
         # As the attention takes them, with queries; a pass without a cache has them nowhere else.
@@ -128,7 +130,7 @@ def compare_reads(model: PreTrainedModel, ids: torch.Tensor) -> Rows:
 
 def inputs_of_reads(settings: WhereDriftBeginsSettings) -> Inputs:
     """Name the settings' first model and the corpus, and refuse what cannot be run."""
-    return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens)
+    return samples.inputs(settings, [settings.model], settings.n_samples, settings.n_tokens, cut=True)
 
 
 def measure_reads(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:

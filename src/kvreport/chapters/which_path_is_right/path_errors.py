@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvbook.measuring import fp64_reference, in_fp64
+from kvbook.measuring import caches, fp64_reference, in_fp64
 from kvbook.models import corpus, placement
 from kvbook.runs import Experiment, Inputs, Rows, Work, Writer, samples
 from kvreport.chapters.which_path_is_right import WhichPathSettings
@@ -62,11 +62,10 @@ def at_once(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> Scored:
 def token_by_token(model: PreTrainedModel, ids: torch.Tensor, n_rows: int) -> tuple[Scored, Cache]:
     """Prefill a cache with a text but for its last tokens, then feed these one by one, as `generate` does."""
     start = ids.shape[1] - n_rows
-    cache = model(ids[:, :start], use_cache=True, logits_to_keep=1).past_key_values
-    outputs = [
-        model(ids[:, place : place + 1], past_key_values=cache, use_cache=True, output_hidden_states=True)
-        for place in range(start, ids.shape[1])
-    ]
+    cache = caches.recording(model.config)
+    model(ids[:, :start], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    steps = ids[:, start:].split(1, 1)
+    outputs = [model(one, past_key_values=cache, use_cache=True, output_hidden_states=True) for one in steps]
     return _scored(outputs, 1), cache
 
 
