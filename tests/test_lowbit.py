@@ -87,5 +87,6 @@ def test_a_missing_library_is_one_line_that_names_it(load, monkeypatch, library)
     load()
 
 
-def test_an_unknown_quantization_is_refused(load):
+def test_an_unknown_quantization_and_a_dtype_that_has_none_are_refused(load):
     assert "quantization '2bit' is unknown: use 'none', '8bit', '4bit'" in refusal(load, quantization="2bit")
+    assert "takes float32, float16 or bfloat16, not float64" in refusal(load, quantization="4bit", dtype="float64")

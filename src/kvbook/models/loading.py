@@ -204,7 +204,7 @@ def load(
         would draw them at random), what is no language model, a gated or unreachable repository, a device or dtype that
         is not there, a quantization without its library, or a model larger than the free memory.
     """
-    lowbit.check(quantization)
+    lowbit.check(quantization, dtype)
     where = sources.resolve(model, weights)
     place = placement.device_of(device)
     torch_dtype = placement.dtype_on(dtype, place)

@@ -33,13 +33,14 @@ _BYTES = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
 _LIBRARIES = ("bitsandbytes", "accelerate")
 
 
-def check(quantization: str) -> None:
-    """Refuse a quantization that is unknown, or whose libraries are missing."""
-    if quantization == "none":
-        return
-    if quantization not in _BYTES:
+def check(quantization: str, dtype: str = "float32") -> None:
+    """Refuse a quantization that is unknown, that a dtype has none of, or whose libraries are missing."""
+    if quantization not in ("none", *_BYTES):
         raise UserError(f"quantization {quantization!r} is unknown: use 'none', {', '.join(map(repr, _BYTES))}")
-    placement.need(f"quantization {quantization!r}", *_LIBRARIES, otherwise=", or leave quantization at 'none'")
+    if quantization == "4bit" and dtype == "float64":
+        raise UserError("quantization '4bit' takes float32, float16 or bfloat16, not float64: choose one or drop 4bit")
+    if quantization != "none":
+        placement.need(f"quantization {quantization!r}", *_LIBRARIES, otherwise=", or leave quantization at 'none'")
 
 
 def identity(quantization: str) -> dict[str, str]:

@@ -159,7 +159,7 @@ def weights_for(settings: Settings, name: str) -> str:
 def inputs(settings: PastTablesSettings) -> Inputs:
     """Name models, quantizations and texts, and refuse what cannot be run."""
     for quantization in settings.quantizations:
-        lowbit.check(quantization)
+        lowbit.check(quantization, settings.dtype)
         if quantization != "none" and settings.memory is not None:
             raise UserError("weights that are read a layer at a time are not quantized: quantizations=none")
     names = (settings.model, *settings.families)
