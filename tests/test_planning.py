@@ -54,6 +54,8 @@ def alike(now, then) -> list[bool]:
 def test_parameters_come_from_the_notebook_the_chapters_folder_and_a_file_of_ones_own(book):
     assert [chapter.values()["n"] for chapter in plan(book)] == [5, 5]
     assert plan(book)[0].values()["label"] == "squares"
+    # What is wrong with a file that this build does not take, it does not read.
+    (book / "parameters" / "broken.yaml").write_text("- [")
     # few.yaml in parameters/ is laid over the set of that name in the chapter's own folder.
     assert [chapter.values()["n"] for chapter in plan(book, "few")] == [3, 2]
 

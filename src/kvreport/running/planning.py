@@ -222,27 +222,31 @@ def plan(profile: str | None = None, folders: Folders | None = None) -> list[Cha
     folders = folders or Folders()
     profile = profile or os.environ.get("PROFILE") or DEFAULT_PROFILE
     stems = [path.stem for path in sorted(folders.chapters.glob("*.ipynb"))]
-    sets = _parameter_sets(folders, stems)
+    by_itself = profile == DEFAULT_PROFILE and all(packages.state().values())
+    taken = DEFAULT_PROFILE, REAL_PROFILE if by_itself else profile
+    sets = _parameter_sets(folders, stems, taken)
     if profile not in sets:
         known = f"there are {', '.join(sorted(sets))}; one of your own is a file parameters/NAME.yaml"
         raise UserError(f"no parameter set {profile!r}: {known}")
-    by_itself = profile == DEFAULT_PROFILE and all(packages.state().values())
-    default, over = sets[DEFAULT_PROFILE], sets[REAL_PROFILE if by_itself else profile]
+    default, over = (sets[name] for name in taken)
     return [
         Chapter(stem, profile, default.get(stem, {}) | over.get(stem, {}), (place, len(stems)), folders)
         for place, stem in enumerate(stems, start=1)
     ]
 
 
-def _parameter_sets(folders: Folders, stems: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values."""
+def _parameter_sets(folders: Folders, stems: list[str], taken: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Collect the sets of all chapters and of the folder ``parameters/``: set, stem, values; of those taken alone.
+
+    Files for other sets are named and not read: what is wrong with them is no matter of this build.
+    """
     sets: dict[str, dict[str, dict[str, Any]]] = {DEFAULT_PROFILE: {}, REAL_PROFILE: {}}
     for stem in stems:
         for name, values in _read_about(folders.code, chapter_name(stem)).parameters.items():
             sets.setdefault(name, {})[stem] = values or {}
     for file in sorted(folders.parameters.glob("*.yaml")):
         own = sets.setdefault(file.stem, {})
-        for stem, values in _read_own_set(file, stems).items():
+        for stem, values in _read_own_set(file, stems).items() if file.stem in taken else ():
             own[stem] = own.get(stem, {}) | (values or {})
     return sets
 
