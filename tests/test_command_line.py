@@ -20,6 +20,10 @@ def test_bad_input_is_one_line_and_status_2(refused, line):
     refused(*line.split())
 
 
+def test_a_setting_that_is_given_twice_is_refused_by_name(refused):
+    assert "n_samples is given twice" in refused("run", "layer_drift", "seed=1", "n_samples=1", "n_samples=0")
+
+
 def test_cost_without_a_model_says_that_one_is_missing(kvbook_here):
     done = kvbook_here("models", "cost")
     assert done.returncode == 2

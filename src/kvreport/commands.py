@@ -88,10 +88,12 @@ def train_scratch(
 
 
 def _assignments(values: list[str] | None) -> dict[str, str]:
-    values = values or []
-    if wrong := [value for value in values if "=" not in value]:
+    pairs = [value.partition("=") for value in values or ()]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
         raise UserError(f"{wrong[0]!r} is not a setting: write name=value, such as n_samples=20")
-    return dict(value.split("=", 1) for value in values)
+    if twice := [name for name, *_ in pairs if sum(name == other for other, *_ in pairs) > 1]:
+        raise UserError(f"{twice[0]} is given twice: write it once; commas join a list")
+    return {name: value for name, _, value in pairs}
 
 
 def run(
