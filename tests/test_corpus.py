@@ -40,7 +40,8 @@ def test_a_folder_gives_the_first_tokens_of_its_files_in_name_order(tmp_path):
     found = [(s.source, s.ids) for s in corpus.samples(str(tmp_path), Letters(), 3, 6)]
     assert found == [("a.py", [1, *b"aaaaa"]), ("b.py", [1, *b"bbbb"]), ("c.txt", [1, *b"c"])]
     said = refusal(lambda: list(corpus.samples(str(tmp_path), Letters(), 4, 6)))
-    assert re.search("gives 3 samples.*at most 3", said)
+    assert re.search("gives 3 samples of at most 6 tokens.*at most 3, or add files", said)
+    assert "gives 1 sample of 6 tokens" in refusal(lambda: [*corpus.samples(str(tmp_path), Letters(), 4, 6, full=True)])
     assert "not a folder" in refusal(lambda: list(corpus.documents("/nowhere/at/all")))
 
 

@@ -273,8 +273,9 @@ def samples(
                 made += 1
                 if made == n_samples:
                     return
-    lower = f"ask for at most {made}, or lower {named}" if made else f"lower {named}, or name longer texts"
-    gives = f"corpus {corpus!r} gives {made} samples of {lengths.said(n_tokens)} tokens"
+    at_most, more = ("", f"lower {named}") if full or corpus in POPULATIONS else ("at most ", "add files")
+    lower = f"ask for at most {made}, or {more}" if made else f"{more}, or name longer texts"
+    gives = f"corpus {corpus!r} gives {made} sample{'s' * (made != 1)} of {at_most}{lengths.said(n_tokens)} tokens"
     raise UserError(f"{gives}, {n_samples} were asked for: {lower}")
 
 
