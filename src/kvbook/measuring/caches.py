@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from transformers import Cache, DynamicCache, PretrainedConfig, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+from transformers.cache_utils import StaticLayer
 
 from kvbook import UserError
 
 Kind = Literal["dynamic", "static"]
 
-# Layers that can be cut back, with whether they record what they would forget.
-_CAN_GO_BACK = {(DynamicLayer, False), (StaticLayer, False), (DynamicSlidingWindowLayer, True)}
+# Layers that can be cut back, with whether they record what they would forget; by name, for older releases lack some.
+_CAN_GO_BACK = {("DynamicLayer", False), ("StaticLayer", False), ("DynamicSlidingWindowLayer", True)}
 
 
 def make(kind: Kind, config: PretrainedConfig, max_cache_len: int) -> Cache:
@@ -112,8 +112,8 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
         raise UserError("an empty prompt has nothing to generate from: give it at least one token")
     kept = min(shared_length(cached_ids, ids), len(ids) - 1)
     # The exact classes: what inherits from them may keep a window, or a state besides.
-    kinds = {(type(layer), getattr(layer, "record_past", False)) for layer in cache.layers}
-    if other := {kind.__name__ for kind, _ in kinds - _CAN_GO_BACK}:
+    kinds = {(type(layer).__name__, getattr(layer, "record_past", False)) for layer in cache.layers}
+    if other := {kind for kind, _ in kinds - _CAN_GO_BACK}:
         raise UserError(f"a cache of {', '.join(sorted(other))} cannot be cut back: fill a new one for this prompt")
     copied = copy.deepcopy(cache)
     for layer in copied.layers:
