@@ -258,7 +258,7 @@ def test_texts_too_short_to_be_cut_are_refused(gpt2_folder, tmp_path):
 def test_a_corpus_without_one_text_that_is_long_enough_does_not_advise_no_samples(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     said = refusal(lambda: list(corpus.samples(str(tmp_path), loading.tokenizer("gpt2"), 1, 50)))
-    assert said.endswith("asked for: lower n_tokens, or name longer texts")
+    assert said.endswith("asked for: add files, or name longer texts")
 
 
 def test_a_prefix_that_ends_in_a_space_shows_the_token_that_the_space_becomes():
