@@ -18,7 +18,7 @@ from kvbook import UserError
 
 Kind = Literal["dynamic", "static"]
 
-# Layers that can be cut back, with whether they record what they would forget; by name, for older releases lack some.
+# Layers that can be cut back, with whether they record what they would forget; older releases lack the last kind.
 _CAN_GO_BACK = {("DynamicLayer", False), ("StaticLayer", False), ("DynamicSlidingWindowLayer", True)}
 
 
