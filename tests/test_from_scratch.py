@@ -308,8 +308,8 @@ def test_a_point_is_borne_out_where_its_remedy_lowers_the_loss(results, loss, fi
     alike = pd.concat([loss[loss["way"] != fix], loss[loss["way"] == names.POSTED].assign(way=fix)])
     some = alike["source"].isin(sorted(alike["source"].unique())[::2])
     mixed = pd.concat([moved(alike[some], fix, -5.0), moved(alike[~some], fix, 5.0)])
-    lower, higher = moved(alike, fix, -0.02), moved(alike, fix, 0.5)
-    changed = (with_rows(results, scratch_loss=rows) for rows in (lower, alike, higher, mixed))
+    lower, higher, hardly = (moved(alike, fix, by) for by in (-0.02, 0.5, 1e-6 * alike["sample"].to_numpy()))
+    changed = (with_rows(results, scratch_loss=rows) for rows in (lower, hardly, higher, mixed))
     words = [measures.CHECKS[claim](found).verdict for found in changed]
     assert words == ["reproduced in kind", "refuted in kind", "refuted in kind", "undecided"]
 

@@ -164,6 +164,16 @@ def test_too_few_units_decide_nothing_and_are_said_to_be_too_few():
     assert judge(SIMPLE, Evidence("hub", {SHARE: at(0.9, units=30)})).n == "30 files"
 
 
+def test_few_units_that_are_all_alike_refute_nothing():
+    low, high = (Estimate(*3 * [value]) for value in (0.1, 0.9))
+    for units, verdict in ((FEWEST_UNITS, "undecided"), (29, "undecided"), (30, "refuted")):
+        assert word(SIMPLE, {SHARE: [Measured("a", low, units)]}) == verdict
+    found = {SHARE: [Measured("a", high, FEWEST_UNITS)]}
+    assert word(SIMPLE, found) == "reproduced"
+    # Control: a counterexample among them is one.
+    assert word(Rule((refuted(every(SHARE, "above", HALF), one_is_enough=True),)), found) == "refuted"
+
+
 def test_one_counterexample_refutes_and_needs_no_sample():
     never = Bound(0, "document", "“always”")
     rule = Rule((refuted(every(COUNT, "above", never), one_is_enough=True), reproduced(every(SHARE, "above", HALF))))

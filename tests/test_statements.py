@@ -325,6 +325,12 @@ def test_fewer_than_four_units_resolve_nothing():
     assert checked(ABOVE, HIGH, units=3).outcome == "not resolved"
 
 
+def test_few_units_that_are_all_alike_contradict_nothing():
+    alike = (2.0, 2.0, 2.0)
+    assert [checked(BELOW, alike, units=units).outcome for units in (29, 30)] == ["not resolved", "fails"]
+    assert checked(ABOVE, alike, units=4).outcome == "holds"
+
+
 def test_a_statement_says_what_a_third_of_our_bound_and_three_times_it_would_give():
     found = checked(every(DRIFT, "above", HALF), (0.6, 0.55, 0.65))
     assert found.elsewhere == "our bound of 0.5: holds at 0.25 and fails at 0.75"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
@@ -45,6 +46,12 @@ class Measured:
     def is_fitted(self) -> bool:
         """Whether an estimate could be made for the series."""
         return not math.isnan(self.estimate.value)
+
+    @property
+    def refuting(self) -> Estimate:
+        """What may contradict: an interval of no width, of a few units that are all alike, is on no side of a bound."""
+        few = FEWEST_UNITS <= (self.units or 0) < FEW_UNITS
+        return UNFITTED if few and self.estimate.low == self.estimate.high else self.estimate
 
     def said(self, form: str) -> str:
         """Write it after the name of its series."""
@@ -146,7 +153,9 @@ def _decide(rule: Rule, evidence: Evidence) -> tuple[Word, Outcome | None]:
         looked_at = [condition.quantity for condition in outcome.conditions]
         if _too_few(_units(looked_at, evidence)) and not outcome.one_is_enough:
             continue
-        if all(c.holds([one.estimate for one in evidence.found.get(c.quantity, ())]) for c in outcome.conditions):
+        contradicts = outcome.answer == "refuted" and not outcome.one_is_enough
+        taken = attrgetter("refuting" if contradicts else "estimate")
+        if all(c.holds([*map(taken, evidence.found.get(c.quantity, ()))]) for c in outcome.conditions):
             return _scoped(outcome.answer, rule, evidence.weights), outcome
     return "undecided", None
 

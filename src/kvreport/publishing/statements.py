@@ -117,13 +117,12 @@ def check(statement: Statement, results: Found) -> Checked:
 
 
 def _outcome(condition: Condition, found: Sequence[Measured]) -> Outcome:
-    estimates = [one.estimate for one in found]
-    if condition.holds(estimates):
+    if condition.holds([one.estimate for one in found]):
         return "holds"
     # "Every" fails by one, "any" only by all.
     of = {"every": "any", "any": "every", "most": "most"}[condition.of]
     contrary = replace(condition, side=_CONTRARY[condition.side], of=of)
-    return "fails" if contrary.holds(estimates) else "not resolved"
+    return "fails" if contrary.holds([one.refuting for one in found]) else "not resolved"
 
 
 def compare(published: Outcome, own: Outcome, comparable: bool) -> Comparison:
