@@ -86,6 +86,19 @@ def test_the_switches_give_the_whole_passs_rows_and_cache_and_leave_the_model_as
         assert any(row["n_differing"] for row in compared if row["part"] == "prompt") == differs
 
 
+def test_what_a_layer_with_a_window_has_forgotten_is_compared_with_nothing(ids):
+    model = drawn(4, AutoConfig.for_model("mistral", **SHAPE, sliding_window=8))
+    with torch.inference_mode():
+        whole = split_keys.in_one_pass(model, ids)
+        for variant in rows.VARIANTS:
+            made = list(split_keys.compare(whole, split_keys.in_two_parts(model, ids, 23, variant), 23))
+            cut_back = variant in (rows.WHOLE_CACHE, rows.BOTH)
+            for part, n_tokens in (("prompt", 7 if cut_back else 23), ("response", ids.shape[1] - 23)):
+                assert {row["n_elements"] for row in made if row["part"] == part} == {16 * n_tokens}
+            # Rows that belong to other tokens would be far apart.
+            assert all(row["relative_rms"] < 0.01 for row in made) == (variant != rows.OVERWRITTEN)
+
+
 def test_ulps_count_the_numbers_between():
     one = torch.tensor([1.0, 1.0, -1.0, 0.0, 1e-45, 2.0])
     other = torch.tensor([1.0, 1.0 + 2**-23, -1.0 - 2**-23, -0.0, -1e-45, 2.0 + 2**-21])

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvbook.measuring import agreement, full_and_split
+from kvbook.measuring import agreement, caches, full_and_split
 from kvbook.models import kept, loading, placement, registry
 from kvbook.runs import Experiment, Inputs, Row, Rows, Work, Writer, samples
 from kvreport.chapters.prompt_reuse import PromptReuseSettings
@@ -75,35 +75,43 @@ def overwrite(cache: Cache, seed: int) -> None:
         tensor.copy_((noise * tensor.float().std().cpu()).to(tensor.dtype))
 
 
+def in_one_pass(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
+    """Feed a text whole, into a cache whose windows keep all of it."""
+    return model(ids, past_key_values=caches.recording(model.config), use_cache=True).past_key_values
+
+
 def in_two_parts(
     model: PreTrainedModel, ids: torch.Tensor, n_prompt: int, variant: str = named.POSTED, seed: int = 0
 ) -> Cache:
     """Feed a text's first tokens into a cache and the others on top of it."""
     total = ids.shape[1]
 
-    def feed(part: slice, cache: Cache | None = None) -> Cache:
+    def feed(part: slice, cache: Cache) -> Cache:
         widened = variant in (named.FULL_ROWS, named.BOTH)
         with as_many_rows(model, part, total) if widened else nullcontext():
             return model(ids[:, part], past_key_values=cache, use_cache=True).past_key_values
 
     if variant in (named.WHOLE_CACHE, named.BOTH):
-        cache = model(ids, use_cache=True).past_key_values
+        cache = in_one_pass(model, ids)
         cache.crop(n_prompt - total)
     else:
-        cache = feed(slice(0, n_prompt))
+        cache = feed(slice(0, n_prompt), caches.recording(model.config))
     if variant == named.OVERWRITTEN:
         overwrite(cache, seed)
     return feed(slice(n_prompt, total), cache)
 
 
 def compare(whole: Cache, split: Cache, n_prompt: int) -> Rows:
-    """Yield one row for each layer, tensor and part of the text."""
+    """Yield one row for each layer, tensor and part of the text, from the first token that both caches still hold."""
     for layer, (one, other) in enumerate(zip(whole.layers, split.layers, strict=True)):
         for tensor in ("keys", "values"):
             first, second = getattr(one, tensor).cpu(), getattr(other, tensor).cpu()
-            for part, rows in (("prompt", slice(None, n_prompt)), ("response", slice(n_prompt, None))):
+            # A layer with a window, once its cache was cut back, holds no more than the window of what is left.
+            forgotten = first.shape[2] - second.shape[2]
+            for part, rows in (("prompt", slice(forgotten, n_prompt)), ("response", slice(n_prompt, None))):
+                there = slice(rows.start - forgotten, rows.stop and rows.stop - forgotten)
                 about = {"layer": layer, "tensor": tensor, "part": part}
-                yield about | difference(first[:, :, rows], second[:, :, rows])
+                yield about | difference(first[:, :, rows], second[:, :, there])
 
 
 def difference(reference: torch.Tensor, other: torch.Tensor) -> Row:
@@ -138,7 +146,7 @@ def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> N
             ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
             about = {"variant": variant, "n_prompt": prompt.shape[1], "n_response": response.shape[1]}
             with torch.inference_mode():
-                whole = loaded.model(ids, use_cache=True).past_key_values
+                whole = in_one_pass(loaded.model, ids)
                 split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)
                 rows += [loaded.about | about | row for row in compare(whole, split, prompt.shape[1])]
         writer.append(unit, rows)
@@ -188,7 +196,7 @@ def inputs_of_first_layer(settings: PromptReuseSettings) -> Inputs:
 
 
 def _first_keys(model: torch.nn.Module, ids: torch.Tensor, lengths: list[int]) -> Rows:
-    total, whole = ids.shape[1], model(ids, use_cache=True).past_key_values
+    total, whole = ids.shape[1], in_one_pass(model, ids)
     for length, variant in itertools.product(lengths, (named.POSTED, named.FULL_ROWS)):
         split = in_two_parts(model, ids, total - length, variant)
         about = {"variant": variant, "n_tokens": total, "rows_fed": length}
