@@ -337,6 +337,7 @@ STATEMENTS = {
     "divergence-stays-along-texts": always(DIVERGENCE_GROWTH.where(bin=tuple(range(1, 8))), "below", _HALF_MORE),
     "drift-stays-along-texts": always(DRIFT_GROWTH.where(bin=(_END_OF_A_CHAT, _FAR)), "inside", _HALF_MORE),
     "pieces-give-equal-bits": here(PIECES_EQUAL.where(dtype="float32"), "at least", ALL, on="Intel"),
+    "zen-4-pieces-differ": here(PIECES_EQUAL.where(dtype="float32"), "at most", NONE, on="Zen 4"),
     "errors-grow-along-long-texts": of_model(UNCACHED_ERROR_GROWTH.where(dtype="float32", bin=_FAR), "above", _TWICE),
     "errors-stay-in-bf16": of_model(UNCACHED_ERROR_GROWTH.where(dtype="bfloat16", bin=_FAR), "inside", _HALF_MORE),
     "a-static-cache-drifts-as-far": here(STATIC_DRIFT.where(bin=_FAR), "inside", _HALF_MORE),
