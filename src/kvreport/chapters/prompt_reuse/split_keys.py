@@ -108,10 +108,10 @@ def compare(whole: Cache, split: Cache, n_prompt: int) -> Rows:
             first, second = getattr(one, tensor).cpu(), getattr(other, tensor).cpu()
             # A layer with a window, once its cache was cut back, holds no more than the window of what is left.
             forgotten = first.shape[2] - second.shape[2]
-            for part, rows in (("prompt", slice(forgotten, n_prompt)), ("response", slice(n_prompt, None))):
-                there = slice(rows.start - forgotten, rows.stop and rows.stop - forgotten)
+            first, response = first[:, :, forgotten:], n_prompt - forgotten
+            for part, rows in (("prompt", slice(None, response)), ("response", slice(response, None))):
                 about = {"layer": layer, "tensor": tensor, "part": part}
-                yield about | difference(first[:, :, rows], second[:, :, there])
+                yield about | difference(first[:, :, rows], second[:, :, rows])
 
 
 def difference(reference: torch.Tensor, other: torch.Tensor) -> Row:
