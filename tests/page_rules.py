@@ -126,13 +126,14 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
         found += _weight(loaded, address + path)
         found += [*_pictures(page), *_captions(page)]
         page.evaluate(AXE_SCRIPT)
-        for theme in ("dark", "light"):
+        # All rules at once in the second theme: axe takes half of its time to read a page.
+        for theme, rules in (("dark", {"type": "rule", "values": OF_COLOURS}), ("light", WCAG)):
             page.emulate_media(color_scheme=theme)
             _draw(page)
             if page.evaluate("document.documentElement.dataset.theme") != theme:
                 found.append(f"the {theme} theme is not shown to who asks for it")
-            found += _colours(page, theme, judged)
-        found += _violations(page, WCAG, "[document]", {rule: {"enabled": False} for rule in OF_COLOURS})
+            if _marked(page, judged) or rules is WCAG:
+                found += _violations(page, rules, theme)
         for width in NARROW:
             found += _overflow(page, width)
         found += _length(page) if path.startswith("chapters/") else []
@@ -203,25 +204,22 @@ def _length(page: Page) -> list[str]:
     return [f"too long: {screens:.1f} screens of a telephone"] if screens > MOST_SCREENS else []
 
 
-def _colours(page: Page, theme: str, judged: set[str]) -> list[str]:
+def _marked(page: Page, judged: set[str]) -> bool:
+    """Have axe judge the colours of texts of new styles alone, and say whether there are any."""
     # A colour that is still changing to another theme's would be judged halfway.
     page.evaluate("for (const change of document.getAnimations()) try { change.finish() } catch { change.cancel() }")
     new = page.evaluate(TEXTS_OF_NEW_STYLES, list(judged))
     judged.update(new)
-    if not new:
-        return []
-    found = _violations(page, {"type": "rule", "values": OF_COLOURS}, "window.textsOfNewStyles")
-    return [f"{theme} theme, {fault}" for fault in found]
+    return bool(new)
 
 
-def _violations(page: Page, rules: dict[str, object], elements: str, but: dict[str, object] | None = None) -> list[str]:
+def _violations(page: Page, rules: dict[str, object], theme: str) -> list[str]:
     # preload: axe would fetch the style sheets once more, and some of their imports from where they are not.
-    options = {
-        "runOnly": rules, "rules": but or {}, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]
-    }
-    result = page.evaluate(f"options => axe.run({{include: {elements}}}, options)", options)
+    options = {"runOnly": rules, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]}
+    result = page.evaluate("options => axe.run(document, options)", options)
     return [
-        f"{violation['id']}: {node['html'][:120]}" for violation in result["violations"] for node in violation["nodes"]
+        f"{f'{theme} theme, ' if violation['id'] in OF_COLOURS else ''}{violation['id']}: {node['html'][:120]}"
+        for violation in result["violations"] for node in violation["nodes"]
     ]
 
 

@@ -31,6 +31,11 @@
       const its = style(element);
       if (!old.has(its) && !found.has(its)) found.set(its, element);
     }
-  window.textsOfNewStyles = [...found.values()];
+  const mark = "data-of-a-new-style";
+  for (const before of document.querySelectorAll(`[${mark}]`)) before.removeAttribute(mark);
+  for (const element of found.values()) element.setAttribute(mark, "");
+  axe.configure({rules: [
+    {id: "color-contrast", selector: `[${mark}]`}, {id: "link-in-text-block", selector: `a[href][${mark}]`},
+  ]});
   return [...found.keys()];
 }
