@@ -217,10 +217,8 @@ def _violations(page: Page, rules: dict[str, object], theme: str) -> list[str]:
     # preload: axe would fetch the style sheets once more, and some of their imports from where they are not.
     options = {"runOnly": rules, "preload": False, "reporter": "no-passes", "resultTypes": ["violations"]}
     result = page.evaluate("options => axe.run(document, options)", options)
-    return [
-        f"{f'{theme} theme, ' if violation['id'] in OF_COLOURS else ''}{violation['id']}: {node['html'][:120]}"
-        for violation in result["violations"] for node in violation["nodes"]
-    ]
+    found = [(each["id"], node["html"][:120]) for each in result["violations"] for node in each["nodes"]]
+    return [f"{theme} theme, {rule}: {html}" if rule in OF_COLOURS else f"{rule}: {html}" for rule, html in found]
 
 
 def _links(folder: Path, path: str) -> list[str]:

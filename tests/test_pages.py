@@ -338,6 +338,8 @@ HARM = {
     "caption cut at 390 px": '<div><table><caption style="min-width: 800px">Table 1</caption></table></div>',
     "light theme, color-contrast": '<p style="color: #ddd; background: #fff">hard to read</p>',
     "dark theme, color-contrast": '<p style="color: #333; background: #000">hard to read</p>',
+    "light theme, link-in-text-block":
+        '<p>words by <a href="../index.html" style="color: #111; text-decoration: none">a link</a> like them</p>',
     "link-name": '<a href="../index.html"></a>',
     "too long: ": '<div style="height: 10200px"></div>',
     "too heavy: its HTML": "<!--" + "x" * page_rules.MOST_HTML_BYTES + "-->",
