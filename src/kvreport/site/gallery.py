@@ -49,7 +49,8 @@ def _small(item: Published) -> Path:
 
 def _linked(item: Published, file: Path, page: Path) -> str:
     """Write a picture as one that leads to its figure, with the first sentence of the caption."""
-    picture, top = (Path(os.path.relpath(path, page)).as_posix() for path in (file, paths.ROOT))
+    # A space in an address is left out, unless it is marked as belonging there.
+    picture, top = (Path(os.path.relpath(path, page)).as_posix().replace(" ", "\\ ") for path in (file, paths.ROOT))
     sentence = citation.heading(item)
     return (
         # An option is taken to the letter; in Markdown's own picture an escaped mark would be lost.
