@@ -24,10 +24,9 @@ NOT_IMPORTED := /(tests?|testing|onnx|pip|setuptools|debugpy|transformers/models
 COMPILE := cd $(VENV)/lib/python*/site-packages && { \
 	../../../bin/python -c 'import torch; torch.compile(lambda x: x + 1)(torch.ones(1))' 2>/dev/null & \
 	../../../bin/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' . ../../../../src; wait; }
-# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. Three
-# workers on two cores, for tests that start processes wait for them; those of test-fast start none, and each worker
-# imports everything anew.
-PYTEST := $(RUN) -m pytest -v -n 3 --dist loadfile --no-loadscope-reorder
+# A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. No more than two
+# workers, for each imports everything anew; while tests wait for a process, tests/smoke_book.py has their core.
+PYTEST := $(RUN) -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder
 
 # An explicit default, so that a plain `make` explains itself instead of working for minutes.
 .DEFAULT_GOAL := help
@@ -60,7 +59,7 @@ test: $(TEST_READY) ## run all tests, in a real browser too; sets everything up 
 	@$(PYTEST) --durations=30 $(TESTS)
 
 test-fast: $(TEST_READY) ## run the tests that start no process, train nothing and open no browser; say what is left out
-	@$(PYTEST) -n 2 -m "not slow" $(TESTS)
+	@$(PYTEST) -m "not slow" $(TESTS)
 
 lint: $(TEST_READY) ## check style
 	@$(RUN) -m ruff check .

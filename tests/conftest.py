@@ -24,6 +24,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Neither torch nor what imports it: a process that hands the tests to workers would wait seconds for it before they
 # begin.
 import pytest
+import smoke_book
 import suite_rules
 
 from kvbook import UserError, fingerprint, garbage, paths
@@ -72,7 +73,16 @@ def pytest_collection_modifyitems(items):
     gc.freeze()
 
 
+def pytest_collection_finish(session):
+    asked = (item for item in session.items if item.path.stem == "test_pages" and "site" in item.fixturenames)
+    if not session.config.option.collectonly and any(asked):
+        smoke_book.begin(SHARED)
+
+
 def pytest_unconfigure():
+    # The process that made the shared folder ends last.
+    if str(SHARED) in _MADE:
+        smoke_book.end(SHARED)
     for folder in _MADE:
         shutil.rmtree(folder, ignore_errors=True)
 

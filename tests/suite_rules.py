@@ -27,11 +27,11 @@ FIXTURES = frozenset({
 })
 # The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
 LONGEST_FIRST = (
-    "test_pages", "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",
+    "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",
     "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
     "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models",
-    "test_check_held_out", "test_diagnosis", "test_exact", "test_atlas", "test_atlas_independent", "test_server",
-    "test_snippets", "test_storage", "test_which_path_is_right", "test_older_releases", "test_streamed",
+    "test_check_held_out", "test_diagnosis", "test_exact", "test_pages", "test_atlas", "test_atlas_independent",
+    "test_server", "test_snippets", "test_storage", "test_which_path_is_right", "test_older_releases", "test_streamed",
     "test_statements",
 )
 # What their executables are called.

@@ -4,13 +4,12 @@ import functools
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import quote, urlparse
 
 import page_rules
 import pytest
+import smoke_book
 import test_scores
 import test_server
 import test_snippets
@@ -31,16 +30,9 @@ def soup(file: Path) -> BeautifulSoup:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    """Build this repository's book with the parameter set `smoke`; gives the folder of its pages."""
-    build = tmp_path_factory.mktemp("pages") / "_build"
-    build.mkdir()
-    (build / "statements").symlink_to(Path(os.environ["KVBOOK_TESTS_SHARED"], "statements"))
-    environment = os.environ | {"KVBOOK_BUILD": str(build), "PROFILE": "smoke"}
-    command = [sys.executable, "-m", "kvbook", "build"]
-    made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert made.returncode == 0, made.stdout + made.stderr
-    return build / "html"
+def site():
+    """Give the folder of this book's pages, built with the parameter set `smoke`."""
+    return smoke_book.pages(Path(os.environ["KVBOOK_TESTS_SHARED"]))
 
 
 @pytest.fixture(scope="session")
