@@ -321,6 +321,16 @@ def settings(llama_folder):
     )
 
 
+def test_where_torch_cannot_compile_one_line_says_what_it_takes(monkeypatch):
+    def fails(*_):
+        raise OSError
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fails))
+    said = refusal(speed._start_compiler, torch.device("cpu"))
+    assert said.startswith("torch cannot compile here (OSError): ")
+    assert "apt-get install g++" in said
+
+
 def test_the_chapters_rows_are_what_the_eager_ways_give(settings, monkeypatch):
     monkeypatch.setattr(speed, "ways", lambda _: [Way(cache) for cache in chapter_rows.KINDS])
     monkeypatch.setattr(step_times, "_N", 1 << 16)

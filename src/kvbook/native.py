@@ -24,8 +24,7 @@ def folder() -> Path:
 
 def compiler() -> str | None:
     """Find the compiler: the one that ``CXX`` names, or one that is there; an empty ``CXX`` means none."""
-    named = os.environ.get("CXX")
-    names = ("c++", "g++", "clang++") if named is None else (named,)
+    names = (os.environ["CXX"],) if "CXX" in os.environ else ("c++", "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 

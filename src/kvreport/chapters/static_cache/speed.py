@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
-from kvbook import progress
+from kvbook import UserError, progress
 from kvbook.measuring import decoding, timing
 from kvbook.measuring.decoding import Way
 from kvbook.models import kept, loading, placement
@@ -51,7 +51,11 @@ def inputs(settings: StaticCacheSettings) -> Inputs:
 
 def _start_compiler(device: torch.device) -> None:
     """Have the compiler do what it does once in a process: it tries out the processor and reads its own sources."""
-    torch.compile(lambda x: x + 1)(torch.ones(1, device=device))
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(1, device=device))
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        why = f"torch cannot compile here ({type(error.inner_exception).__name__})"
+        raise UserError(f"{why}: it takes g++ (Debian: apt-get install g++), and a path without spaces") from None
 
 
 def graphs_compiled() -> int:
