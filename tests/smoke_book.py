@@ -16,6 +16,8 @@ from kvbook.paths import ROOT
 
 # With a space, as in the names of some people's folders.
 _NAME = "smoke book"
+# Where something has killed it, nobody waits for ever.
+_MOST_SECONDS = 3600
 # How it ended is there as a whole or not at all.
 _COMMAND = ["sh", "-c", '"$@" > "$0/said" 2>&1; echo $? > "$0/status"; mv "$0/status" "$0/ended"']
 
@@ -38,7 +40,9 @@ def begin(shared: Path) -> None:
 def pages(shared: Path) -> Path:
     """Wait for it, and give the folder of its pages."""
     place = shared / _NAME
+    end = time.monotonic() + _MOST_SECONDS
     while not (place / "ended").exists():
+        assert time.monotonic() < end, (place / "said").read_text("utf-8")
         time.sleep(0.2)
     assert (place / "ended").read_text() == "0\n", (place / "said").read_text("utf-8")
     return place / "_build/html"

@@ -54,8 +54,8 @@ def _start_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda x: x + 1)(torch.ones(1, device=device))
     except torch._dynamo.exc.BackendCompilerFailed as error:
-        why = f"torch cannot compile here ({type(error.inner_exception).__name__})"
-        raise UserError(f"{why}: it takes g++ (Debian: apt-get install g++), and a path without spaces") from None
+        why = f"torch cannot compile here ({type(error.inner_exception).__name__}): on a CPU"
+        raise UserError(f"{why} it takes g++ (Debian: apt-get install g++), and a path without spaces") from None
 
 
 def graphs_compiled() -> int:
