@@ -217,7 +217,7 @@ def test_of_several_models_one_must_be_named(engine, monkeypatch):
     assert "2 models (one, two)" in refusal(checked, engine())
 
 
-def test_the_trained_model_rounds_behind_an_honest_server_and_off_by_one_is_a_fault(real_model, monkeypatch):
+def test_the_trained_model_behind_an_honest_server_is_no_fault_and_off_by_one_is(real_model, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert os.environ["OMP_NUM_THREADS"] == "1"
@@ -225,7 +225,7 @@ def test_the_trained_model_rounds_behind_an_honest_server_and_off_by_one_is_a_fa
     monkeypatch.setattr(prompts, "opening", lambda: " ".join(("", *prompts.WORDS[:3])))
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
-    for fault, verdict in (("", "rounding"), ("positions off by one", "fault")):
-        # A length that is not whole blocks, whose requests are half as many.
-        found = checked(serving.Engine(model, tokenizer, fault=fault), (17,))
-        assert found.verdict == verdict, found.why
+    # A length that is not whole blocks, whose requests are half as many. Of six tried, it alone rounds on Zen 4 too.
+    for fault, verdicts in (("", ["exact", "rounding"]), ("positions off by one", ["fault"])):
+        found = checked(serving.Engine(model, tokenizer, fault=fault), (31,))
+        assert found.verdict in verdicts, found.why
