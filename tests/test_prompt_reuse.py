@@ -36,10 +36,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def settings(folders, text_folder):
-    return PromptReuseSettings.checked(
-        model=folders["llama"], second_model=folders["qwen2"], corpus=str(text_folder), n_samples=2, n_prompts=0,
-        n_positions=12, n_new_tokens=2, dtypes=(FP32, BF16),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # At its true width even one layer takes seconds.
+        patch.setattr(split_keys, "_LENGTHS", (1, 4))
+        yield PromptReuseSettings.checked(
+            model=folders["llama"], second_model=folders["qwen2"], corpus=str(text_folder), n_samples=2, n_prompts=0,
+            n_positions=12, n_new_tokens=2, dtypes=(FP32, BF16),
+        )
 
 
 # Keys and values

@@ -64,8 +64,8 @@ def edited_rows(folder):
         write(file, pack(rows.read().replace(b"1.5", b"1.4")))
 
 
-def ragged(folder):
-    write(folder / "rows.csv", b"x,text\n1.4,a\n2.5\n")
+def ragged(folder, text=b"a"):
+    write(folder / "rows.csv", b"x,text\n1.4,%b\n2.5\n" % text)
     edit(folder, lambda content: content.update(rows_sha256=fingerprint.of_file(folder / "rows.csv")))
 
 
@@ -73,6 +73,7 @@ FAULTS = {
     "edited rows": (edited_rows, "rows.csv was edited"),
     "rows that do not count up": (lambda f: edit(f, lambda c: c.update(rows=7)), "has 2 rows, and run.json says 7"),
     "a row that is too short": (ragged, "row 2 has 1 fields, the header has 2"),
+    "one below quotation marks": (lambda f: ragged(f, b'"a,\nb"'), "row 2 has 1 fields, the header has 2"),
     "other settings": (lambda f: edit(f, lambda c: c["settings"].update(n_samples=3)), "run.json was edited"),
     "no machine": (lambda f: edit(f, lambda c: c.pop("machine")), "run.json was edited"),
     "no commit": (lambda f: edit(f, lambda c: c.pop("commit")), "commit: Field required"),

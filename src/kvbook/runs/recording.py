@@ -8,6 +8,7 @@ hash, and everything together has another.
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -119,23 +120,26 @@ def checked(folder: Path) -> About:
     rows = records.rows_file(folder)
     if not rows.is_file():
         raise UserError(f"{folder} holds no rows.csv")
-    with refusing(lambda error: f"{rows} cannot be read: {error}", OSError, EOFError, zlib.error):
-        digest = records.rows_digest(folder)
-    if digest != about.rows_sha256:
+    unreadable = refusing(lambda error: f"{rows} cannot be read: {error}", OSError, EOFError, zlib.error)
+    with unreadable, records.open_rows(folder) as file:
+        written = file.read()
+    if hashlib.sha256(written).hexdigest() != about.rows_sha256:
         raise UserError(f"{folder}/rows.csv was edited: its digest is not that of the run")
     made_of = {key: value for key, value in content.items() if key not in _ENVELOPE}
     if records.hash_of(about.experiment, made_of) != about.hash:
         raise UserError(f"{folder}/run.json was edited: what it says made the rows has another hash than the run")
     if about.recorded and _digest(content) != about.recorded.about_sha256:
         raise UserError(f"{folder}/run.json was edited after it was recorded")
-    with records.open_rows(folder) as file:
-        widths = [len(line) for line in csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))]
+    text = io.StringIO(written.decode(), newline="")
+    # Only in quotation marks can a field hold commas and ends of lines.
+    lines = csv.reader(text) if b'"' in written else (line.split(",") for line in text)
+    widths = [len(line) for line in lines]
     for row, width in enumerate(widths):
         if width != widths[0]:
             raise UserError(f"{folder}/rows.csv: row {row} has {width} fields, the header has {widths[0]}")
     if len(widths) - 1 != about.rows:
         raise UserError(f"{folder}/rows.csv has {len(widths) - 1} rows, and run.json says {about.rows}")
-    _refuse_private(folder, content)
+    _refuse_private(folder, content, text.getvalue())
     return about
 
 
@@ -143,16 +147,13 @@ def _digest(content: dict[str, Any]) -> str:
     return fingerprint.of_values({key: value for key, value in content.items() if key != "recorded"})
 
 
-def _refuse_private(folder: Path, content: dict[str, Any]) -> None:
+def _refuse_private(folder: Path, content: dict[str, Any], rows: str) -> None:
     found, environment = [], dict(privacy.secrets_of(os.environ))
     for name, value in _strings(content):
         kinds = (*privacy.secrets_in(value, environment), *privacy.owner_in(value))
         found += [f"{kind} in {name}" for kind in kinds]
     # Texts that a model read or wrote may hold a path; a secret they must not hold either.
-    with records.open_rows(folder) as file:
-        # Whole lines, and many at a time.
-        while piece := file.read(1 << 20) + file.readline():
-            found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(piece.decode(), environment)]
+    found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(rows, environment)]
     if found:
         remedy = "run again without it (a model or corpus by its name or a relative path)"
         raise UserError(f"{folder} would publish {'; '.join(dict.fromkeys(found))}: {remedy}")
@@ -197,8 +198,7 @@ def record(folder: Path) -> Path:
     if about.recorded:
         raise UserError(f"{folder} is a recorded run already")
     if about.commit.endswith("+"):
-        remedy = "so nobody could make it again: commit, and run it again"
-        raise UserError(f"{folder} was made with uncommitted changes, {remedy}")
+        raise UserError(f"{folder} was made with uncommitted changes and cannot be made again: commit and run again")
     final = folder_of(about)
     for other in recorded():
         if other.name.rpartition("__")[2] == about.hash[: records.SHORT_HASH]:
