@@ -14,16 +14,19 @@ RUN := $(VENV)/bin/python
 # Written when an installation has finished, so that an interrupted one is taken up again.
 BOOK_READY := $(VENV)/.ready-book
 TEST_READY := $(VENV)/.ready-test
-# pip compiles every file on one core. What may be imported is compiled below on all of them, the rest on its first use.
-# Meanwhile torch's compiler, where there is one, tries out the processor and compiles its own headers, as it does once.
 PIP := $(RUN) -m pip --disable-pip-version-check
 # The pip that comes with an older Python takes more than twice as long, and works too. With setuptools there, pip need
 # not install it twice more, where it builds the two packages of this repository.
-TOOLS := { $(PIP) install --quiet --upgrade pip || true; } && $(PIP) install --quiet --upgrade setuptools
+TOOLS := { $(PIP) install --quiet --upgrade pip setuptools || $(PIP) install --quiet setuptools; }
+# pip looks for what fits and unpacks it on one core. So torch comes first: while pip goes on, torch's compiler, where
+# there is one, tries out the processor and compiles its own headers on the other core, as it does once.
+INSTALL := $(PIP) install --no-compile --no-build-isolation
+TORCH := $(INSTALL) $$(grep -E '^(torch|numpy)==' requirements.txt)
+TRY_OUT := $(RUN) -c 'import torch; torch.compile(lambda x: x + 1)(torch.ones(1))' 2>/dev/null
+# pip would compile every file, and on one core. What may be imported is compiled here on all, the rest on its first use.
 NOT_IMPORTED := /(tests?|testing|onnx|pip|setuptools|debugpy|transformers/models)/
-COMPILE := cd $(VENV)/lib/python*/site-packages && { \
-	../../../bin/python -c 'import torch; torch.compile(lambda x: x + 1)(torch.ones(1))' 2>/dev/null & \
-	../../../bin/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' . ../../../../src; wait; }
+COMPILE := cd $(VENV)/lib/python*/site-packages && \
+	../../../bin/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' . ../../../../src
 # A file to one worker: what its tests share is made once. The order is that of tests/suite_rules.py. No more than two
 # workers, for each imports everything anew; while tests wait for a process, tests/smoke_book.py has their core.
 PYTEST := $(RUN) -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder
@@ -83,13 +86,16 @@ $(RUN):
 
 $(BOOK_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
 	@$(TOOLS)
-	$(PIP) install --no-compile --no-build-isolation -r requirements.txt
+	$(TORCH)
+	$(TRY_OUT) & $(INSTALL) -r requirements.txt; installed=$$?; wait; exit $$installed
 	@$(COMPILE) || true
 	@touch $@
 
 # In one go with what the book needs: pip looks for what fits once, and builds this repository's two packages once.
 $(TEST_READY): requirements.txt pyproject.toml src/kvreport/pyproject.toml | $(RUN)
 	@$(TOOLS)
-	$(PIP) install --no-compile --no-build-isolation -r requirements.txt -e '.[test]' -e 'src/kvreport[cluster]'
+	$(TORCH)
+	$(TRY_OUT) & $(INSTALL) -r requirements.txt -e '.[test]' -e 'src/kvreport[cluster]'; \
+		installed=$$?; wait; exit $$installed
 	@$(COMPILE) || true
 	@touch $(BOOK_READY) $@
