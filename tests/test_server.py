@@ -225,7 +225,8 @@ def test_the_trained_model_behind_an_honest_server_is_no_fault_and_off_by_one_is
     monkeypatch.setattr(prompts, "opening", lambda: " ".join(("", *prompts.WORDS[:3])))
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
-    # A length that is not whole blocks, whose requests are half as many. Of six tried, it alone rounds on Zen 4 too.
+    # A length that is not whole blocks, whose requests are half as many. On an EPYC without AVX-512 it alone of six
+    # rounds.
     for fault, verdicts in (("", ["exact", "rounding"]), ("positions off by one", ["fault"])):
         found = checked(serving.Engine(model, tokenizer, fault=fault), (31,))
         assert found.verdict in verdicts, found.why
