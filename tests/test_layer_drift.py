@@ -210,8 +210,8 @@ def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_n
     monkeypatch.setattr(kept, "_kept", {})
     if harm:
         injected(harm)
-    # A default build but for its length, which changes no outcome, and for fp16, in which many a processor is slow; a
-    # harm shows in fp32 too.
+    # A default build but for its length, which changed no outcome on an EPYC, and for fp16, in which many a processor
+    # is slow; a harm shows in fp32 too.
     dtypes = ["float32"] if harm else ["float32", "bfloat16"]
     compared = against_the_book("layer_drift", by_layer.EXPERIMENT, n_tokens=24, dtypes=dtypes)
     assert {name for name, word in compared.items() if word == "differs"} == differ

@@ -35,7 +35,7 @@ def test_a_stand_in_is_deep_and_better_than_n_grams(family):
 @FAMILIES
 @pytest.mark.slow
 def test_a_stand_in_scores_as_its_record_says(family):
-    """On windows from all over the held-out text, within the spread between them; noise would miss by far."""
+    """On two windows of the held-out text, within the spread between such windows; noise would miss by far."""
     loaded, recipe, facts = loading.load(family), training.Recipe(), loading.standin_facts(family)
     texts = [document.text[:4000] for document in list(corpus.documents("stdlib", "held-out"))[:200:10]]
     stream = np.concatenate([loaded.tokenizer(text)["input_ids"] for text in texts])[: 2 * recipe.long]
