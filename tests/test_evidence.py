@@ -83,6 +83,17 @@ def test_a_run_of_another_processor_revision_or_size_is_no_reason_to_pass_a_cell
     assert not cell.is_recorded()
 
 
+def test_a_run_from_before_there_was_a_setting_was_made_with_its_default_and_control_with_no_other(asked):
+    class Later(Asked):
+        n_new_tokens: int = 50
+
+    making.make(timed=False)
+    cell = next(making.cells(timed=False))
+    later = replace(COUNTING, settings=Later, fields=COUNTING.fields | {"n_new_tokens"})
+    usual, other = (replace(cell, experiment=later, settings=Later(n_samples=3, n_new_tokens=n)) for n in (50, 4))
+    assert (len(usual.cited()), len(other.cited())) == (1, 0)
+
+
 def test_where_a_library_is_held_back_only_what_asks_for_that_is_made(asked, monkeypatch):
     stock = machine.describe
     monkeypatch.setattr(machine, "describe", lambda device: stock(device) | {"processor": "one, LIBRARY_MAX=OLD"})

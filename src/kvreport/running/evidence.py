@@ -61,12 +61,16 @@ class Cell:
 
     def cited(self) -> list[records.Run]:
         """List the cited runs of these settings, whatever processor they were made on."""
-        asked = self.settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
+        # A run from before there was a setting was made with what is its default.
+        before, asked = (
+            settings.model_dump(mode="json", include=self.experiment.fields and set(self.experiment.fields))
+            for settings in (self.experiment.settings(), self.settings)
+        )
         roles = (self.role, *evidence.OTHER_KINDS) if self.role == evidence.PUBLISHED else (self.role,)
         cited = evidence.folders(self.chapter, *roles)
         runs = (records.load(folder) for folder in cited if folder.parent.name == self.experiment.name)
         of = self.experiment.revision, asked
-        return [run for run in runs if (run.about.get("revision", 1), run.about["settings"]) == of]
+        return [run for run in runs if (run.about.get("revision", 1), before | run.about["settings"]) == of]
 
     def is_recorded(self) -> bool:
         """Tell whether one was made on this kind of processor."""

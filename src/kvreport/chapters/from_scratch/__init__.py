@@ -25,6 +25,8 @@ class ScratchSettings(TextSettings):
         In which logits are compared; losses, texts and times are in the first.
     n_timed : int
         Repetitions of everything that is timed.
+    n_new_tokens : int
+        Length of the run that is timed as the reply timed its own.
     """
 
     model: Text = "small"
@@ -33,3 +35,4 @@ class ScratchSettings(TextSettings):
     n_blocks: at_least(2) = 8
     dtypes: DTypes = ("float32", "float64")
     n_timed: at_least(2) = 4
+    n_new_tokens: at_least(1) = 50

@@ -29,7 +29,6 @@ CHUNKED_REPLY, CHUNKED_SHIFTED, CHUNKED_UNMASKED = (
 # What is timed, and of which models.
 STEP, RUN, PAST = "step", "run", "past the block"
 TRAINED, REPLYS_MODEL = "trained", "reply's size"
-REPLYS_NEW_TOKENS = 50
 
 # Roundings pile up over layers and terms, but never to this many: a difference beyond it has another cause.
 MOST_ROUNDOFFS = 1000

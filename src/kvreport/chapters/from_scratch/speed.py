@@ -64,14 +64,13 @@ def _random_model(settings: ScratchSettings) -> ScratchGPT:
     return model.eval().requires_grad_(False)
 
 
-def _timed(name: str, model: ScratchGPT, ids: torch.Tensor) -> Iterator[tuple[Row, Callable[[], float]]]:
-    """List what is timed of a model, each with what takes its time once."""
+def _timed(name: str, model: ScratchGPT, ids: torch.Tensor, new: int) -> Iterator[tuple[Row, Callable[[], float]]]:
+    """List what is timed of a model, each with what takes its time once; `new` tokens are a run's."""
     block, is_replys = model.shape.block, name == rows.REPLYS_MODEL
     todo = [(rows.STEP, _STEPPING, _step_seconds, length) for length in lengths(block)]
     past = {rows.WINDOW: Window, rows.POSTED: _CACHED, rows.REPLY: Reply} | refills(*loss.hops(block))
     todo.append(
-        (rows.RUN, _STEPPING, _run_seconds, rows.REPLYS_NEW_TOKENS) if is_replys
-        else (rows.PAST, past, _past_seconds, block)
+        (rows.RUN, _STEPPING, _run_seconds, new) if is_replys else (rows.PAST, past, _past_seconds, block)
     )
     for what, ways, take, length in todo:
         # A step of the small model is so short that one hiccup would outweigh it.
@@ -90,21 +89,18 @@ def measure(settings: ScratchSettings, _made_of: Inputs, writer: Writer) -> None
         shape = model.shape
         ids = torch.randint(0, shape.vocabulary_size, (1, 2 * shape.block), generator=generator).to(model.device)
         about = {"model": name, "dtype": settings.dtypes[0]}
-        timed += [(about | what, take) for what, take in _timed(name, model, ids)]
+        timed += [(about | what, take) for what, take in _timed(name, model, ids, settings.n_new_tokens)]
     repetitions = {str(repetition): repetition for repetition in range(-1, settings.n_timed)}
     for unit, repetition in writer.pending(repetitions, "speed: repetition"):
         # An order that turns, so that a machine whose speed wanders favours none.
         turn = repetition % len(timed)
-        ordered = timed[turn:] + timed[:turn]
-        if repetition < 0:
-            # It fills allocators and kernel caches; a long run does that within itself.
-            for _ in (take() for what, take in ordered if what["measure"] == rows.STEP):
-                pass
-        else:
-            times = [what | {"repetition": repetition, "seconds": take()} for what, take in ordered]
+        # The first one fills allocators and kernel caches; a long run does that within itself.
+        due = [one for one in timed[turn:] + timed[:turn] if repetition >= 0 or one[0]["measure"] == rows.STEP]
+        times = [what | {"repetition": repetition, "seconds": take()} for what, take in due]
+        if repetition >= 0:
             writer.append(unit, times)
 
 
 EXPERIMENT = Experiment(
-    "scratch_speed", ScratchSettings, subject.inputs, measure, fields=subject.FIELDS | {"n_timed"}, timed=True
+    "scratch_speed", ScratchSettings, subject.inputs, measure, subject.FIELDS | {"n_timed", "n_new_tokens"}, timed=True
 )
