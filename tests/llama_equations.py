@@ -4,15 +4,10 @@ In the file, rows of queries and keys stand so that each pair that a position tu
 keeps such pairs half a head apart.  Agreement therefore says that the reader's reordering is right too.
 """
 
-import functools
-
 import numpy as np
 import torch
 from gguf import GGUFReader
 from torch.nn import functional
-
-# To walk through a vocabulary takes seconds; a control asks for the same file again.
-_read = functools.lru_cache(maxsize=1)(GGUFReader)
 
 
 def _halves(blocks, start):
@@ -37,13 +32,13 @@ def numbers(tensor) -> torch.Tensor:
     return torch.from_numpy(values).reshape(shape)
 
 
-def logits(file, ids, base: float | None = None) -> torch.Tensor:
-    """Return the logits of all tokens; `base` other than the file's is for a control."""
-    reader = _read(file)
+def logits(file, ids, *others: float) -> torch.Tensor:
+    """Return the logits of all tokens, and below them those with other bases of positions, for a control."""
+    reader = GGUFReader(file)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     fact = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
     heads, groups = fact["llama.attention.head_count"], fact["llama.attention.head_count_kv"]
-    base = base or fact["llama.rope.freq_base"]
+    bases = [fact["llama.rope.freq_base"], *others]
 
     def weight(name):
         return numbers(tensors[f"{name}.weight"])
@@ -51,23 +46,26 @@ def logits(file, ids, base: float | None = None) -> torch.Tensor:
     def norm(x, name):
         return functional.rms_norm(x, x.shape[-1:], weight(name), fact["llama.attention.layer_norm_rms_epsilon"])
 
-    x = weight("token_embd")[torch.tensor(ids)]
-    n = len(ids)
-    width = x.shape[1] // heads
-    angles = torch.outer(torch.arange(n).double(), base ** (-torch.arange(0, width, 2).double() / width))
-    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    # A base is a row of a batch: so each weight is unpacked once.
+    x = weight("token_embd")[torch.tensor([ids] * len(bases))]
+    shape = x.shape[:2]
+    n, width = shape[1], x.shape[2] // heads
+    powers = -torch.arange(0, width, 2).double() / width
+    angles = torch.stack([torch.outer(torch.arange(n).double(), base**powers) for base in bases])
+    turn = torch.polar(torch.ones_like(angles), angles)[:, :, None]
 
     def turned(x):
-        return torch.view_as_real(torch.view_as_complex(x.reshape(n, -1, width // 2, 2)) * turn).reshape(n, -1, width)
+        pairs = torch.view_as_complex(x.reshape(*shape, -1, width // 2, 2))
+        return torch.view_as_real(pairs * turn).reshape(*shape, -1, width)
 
     hidden_from = torch.full((n, n), float("-inf"), dtype=torch.float64).triu(1)
     for layer in range(fact["llama.block_count"]):
         h = norm(x, f"blk.{layer}.attn_norm")
         q, k, v = (h @ weight(f"blk.{layer}.attn_{part}").T for part in "qkv")
-        q, k, v = turned(q), turned(k), v.reshape(n, groups, width)
-        k, v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) / width**0.5 + hidden_from
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(n, -1)
+        q, k, v = turned(q), turned(k), v.reshape(*shape, groups, width)
+        k, v = (part.repeat_interleave(heads // groups, dim=2) for part in (k, v))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / width**0.5 + hidden_from
+        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).reshape(*shape, -1)
         x = x + mixed @ weight(f"blk.{layer}.attn_output").T
         h = norm(x, f"blk.{layer}.ffn_norm")
         gate, up = (h @ weight(f"blk.{layer}.ffn_{part}").T for part in ("gate", "up"))

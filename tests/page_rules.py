@@ -136,7 +136,8 @@ def faults(page: Page, judged: set[str], address: str, path: str, folder: Path) 
                 found += _violations(page, rules, theme)
         for width in NARROW:
             found += _overflow(page, width)
-        found += _length(page) if path.startswith("chapters/") else []
+            if width == SCREEN["width"] and path.startswith("chapters/"):
+                found += _length(page)
         _settle(page, under_way)
     return [*found, *_links(folder, path)]
 
@@ -187,7 +188,7 @@ def _weight(loaded: dict[str, int], address: str) -> list[str]:
 
 
 def _overflow(page: Page, width: int) -> list[str]:
-    page.set_viewport_size({"width": width, "height": 800})
+    page.set_viewport_size(SCREEN | {"width": width})
     _draw(page)
     needed = page.evaluate("document.documentElement.scrollWidth")
     found = [f"scrolls sideways at {width} px: needs {needed} px"] if needed > width else []
@@ -198,8 +199,6 @@ def _overflow(page: Page, width: int) -> list[str]:
 
 
 def _length(page: Page) -> list[str]:
-    page.set_viewport_size(SCREEN)
-    _draw(page)
     screens = page.evaluate("document.documentElement.scrollHeight") / SCREEN["height"]
     return [f"too long: {screens:.1f} screens of a telephone"] if screens > MOST_SCREENS else []
 

@@ -88,7 +88,8 @@ def test_another_seed_begins_each_file_elsewhere_and_still_reads_all_of_it():
     def places(seed, n_samples):
         return [(s.source, s.start) for s in corpus.samples("stdlib", Letters(), n_samples, 640, seed)]
 
-    assert len({*places(0, 60)} & {*places(1, 60)}) < 12
+    # A file of few pieces often begins alike; of equal seeds it would be all sixty.
+    assert len({*places(0, 60)} & {*places(1, 60)}) < 20
     everything = places(1, 1000)
     assert len(everything) == len({*everything})
     starts = {source: sorted(start for name, start in everything if name == source) for source, _ in everything}
