@@ -191,7 +191,7 @@ def test_the_threads_size_is_trained_on_another_text_on_first_use_and_found_agai
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "every", "within", "off"), [("small", 16, 0.02, 0.2), ("thread", 150, 0.15, 1.0)])
+@pytest.mark.parametrize(("size", "every", "within", "off"), [("small", 32, 0.02, 0.2), ("thread", 250, 0.15, 1.0)])
 def test_what_ships_scores_on_some_windows_what_its_record_says_of_all(size, every, within, off):
     recorded = json.loads((checkpoints.shipped(size) / "training.json").read_text())
     # Another Python has another standard library.

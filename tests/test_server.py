@@ -223,10 +223,10 @@ def test_the_trained_model_behind_an_honest_server_is_no_fault_and_off_by_one_is
     assert os.environ["OMP_NUM_THREADS"] == "1"
     # After some first lines the answer has other tokens within a prompt: then no control moves, and it cannot tell.
     monkeypatch.setattr(prompts, "opening", lambda: " ".join(("", *prompts.WORDS[:3])))
-    model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
+    # Its first layers alone: all of them take thrice as long, and show no more.
+    model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32, num_hidden_layers=8).eval()
     tokenizer = AutoTokenizer.from_pretrained(real_model)
-    # A length that is not whole blocks, whose requests are half as many. On an EPYC without AVX-512 it alone of six
-    # rounds.
+    # A length that is not whole blocks, whose requests are half as many.
     for fault, verdicts in (("", ["exact", "rounding"]), ("positions off by one", ["fault"])):
         found = checked(serving.Engine(model, tokenizer, fault=fault), (31,))
         assert found.verdict in verdicts, found.why

@@ -49,7 +49,8 @@ def test_masking_hides_what_is_to_be_predicted():
 def test_a_killed_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path, monkeypatch, kind):
     # On three files, of a small model: the recipe's own on its own corpus takes minutes to read and to score.
     files = corpus.stdlib_files
-    monkeypatch.setitem(standins._FAMILIES["gpt2"]["config"], "n_layer", 1)
+    small = standins._FAMILIES["gpt2"]["config"] | {"n_layer": 1, "n_embd": 32}
+    monkeypatch.setitem(standins._FAMILIES["gpt2"], "config", small)
     monkeypatch.setattr(corpus, "stdlib_files", lambda part: itertools.islice(files(part), 3))
     text = tmp_path / "code.txt"
     text.write_text("def f(x):\n    return x + 1\n" * 7000)

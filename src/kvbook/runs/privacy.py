@@ -24,6 +24,7 @@ _SECRETS = {
     "a private key": (r"-----BEGIN [A-Z ]*PRIVATE KEY", ("PRIVATE KEY",)),
 }
 _ANY_SECRET = re.compile("|".join(form for form, _ in _SECRETS.values()))
+_MARKS = re.compile("|".join(mark for _, marks in _SECRETS.values() for mark in marks))
 _OWNER_FORMS = {
     "an absolute path": r"(?:^|(?<=[\s\"'=:,(\[]))(?:~[\w-]*/[\w.-]+|/[\w.-]+/[\w./~-]+)",
     "an absolute path of Windows": r"\b[A-Za-z]:\\{1,2}\w+",
@@ -37,14 +38,15 @@ _SHORTEST = 8
 def secrets_of(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each variable of an environment that holds a secret, going by its name or its form."""
     for name, value in environment.items():
-        is_path = value.startswith("/")
-        if len(value) >= _SHORTEST and not is_path and (_SECRET_NAMES.search(name) or _ANY_SECRET.search(value)):
+        # A path is none.
+        if len(value) >= _SHORTEST and value[0] != "/" and (_SECRET_NAMES.search(name) or _ANY_SECRET.search(value)):
             yield name, value
 
 
 def secrets_in(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
     """Say which secrets a text holds, without repeating them."""
-    likely = [kind for kind, (_, marks) in _SECRETS.items() if any(mark in text for mark in marks)]
+    seen = set(_MARKS.findall(text))
+    likely = [kind for kind, (_, marks) in _SECRETS.items() if seen.intersection(marks)]
     values = secrets_of(os.environ if environment is None else environment)
     named = [f"the value of {name}" for name, value in values if value in text]
     return [kind for kind in likely if re.search(_SECRETS[kind][0], text)] + named

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import zlib
@@ -148,14 +147,13 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _refuse_private(folder: Path, content: dict[str, Any], rows: str) -> None:
-    found, environment, said = [], dict(privacy.secrets_of(os.environ)), list(_strings(content))
-    # Mostly there is none in all of them.
-    secret = privacy.secrets_in("\n".join(value for _, value in said), environment)
-    for name, value in said:
-        kinds = (*(privacy.secrets_in(value, environment) if secret else ()), *privacy.owner_in(value))
-        found += [f"{kind} in {name}" for kind in kinds]
+    said = list(_strings(content))
+    # Looked for in each only where there is one in all of them, for mostly there is none.
+    some = said if privacy.secrets_in("\n".join(value for _, value in said)) else []
+    found = [f"{kind} in {name}" for name, value in some for kind in privacy.secrets_in(value)]
+    found += [f"{kind} in {name}" for name, value in said for kind in privacy.owner_in(value)]
     # Texts that a model read or wrote may hold a path; a secret they must not hold either.
-    found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(rows, environment)]
+    found += [f"{kind} in rows.csv" for kind in privacy.secrets_in(rows)]
     if found:
         remedy = "run again without it (a model or corpus by its name or a relative path)"
         raise UserError(f"{folder} would publish {'; '.join(dict.fromkeys(found))}: {remedy}")
