@@ -66,7 +66,7 @@ class Engine:
             self.arrived.notify_all()
             # Another that was sent at the same time has arrived by then.
             if self.batches or "leak" in self.fault:
-                self.arrived.wait_for(lambda: self.flying > 1, 0.3)
+                self.arrived.wait_for(lambda: self.flying > 1, 0.15)
         try:
             with self.one, torch.inference_mode():
                 return self._generate(self.tokenizer.encode(prompt), tokens, salt)

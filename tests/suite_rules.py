@@ -25,13 +25,14 @@ COMPUTE = yaml.safe_load(Path(__file__).with_name("slow.yaml").read_text("utf-8"
 FIXTURES = frozenset({
     "workplace", "swept", "checkpoint", "freshly_compiled", "results", "measured", "seen", "real_model",
 })
-# The workers of `make test` begin with what takes longest, so that neither is left with much at the end.
+# The workers of `make test` begin with what takes longest, so that neither is left with much at the end, and with what
+# waits: as long as tests/smoke_book.py builds, that has the core meanwhile.
 LONGEST_FIRST = (
     "test_sweeps", "test_faults", "test_row_invariant", "test_from_scratch", "test_packages", "test_site",
     "test_execution", "test_wheel", "test_chapters", "test_side_by_side", "test_security", "test_contributing",
-    "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_models",
-    "test_check_held_out", "test_diagnosis", "test_exact", "test_pages", "test_atlas", "test_atlas_independent",
-    "test_server", "test_snippets", "test_storage", "test_which_path_is_right", "test_older_releases", "test_streamed",
+    "test_layer_drift", "test_bench", "test_static_cache", "test_gguf_files", "test_hub", "test_server", "test_atlas",
+    "test_models", "test_check_held_out", "test_pages", "test_diagnosis", "test_exact", "test_atlas_independent",
+    "test_snippets", "test_storage", "test_which_path_is_right", "test_older_releases", "test_streamed",
     "test_statements",
 )
 # What their executables are called.
