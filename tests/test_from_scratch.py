@@ -233,6 +233,12 @@ def trained(checkpoint, settings):
     return checkpoints.load(str(checkpoint), "stand-in", 0, settings.corpus, "float32", "cpu")
 
 
+def test_a_run_that_the_replys_model_has_no_positions_for_is_refused_and_control_the_longest_is_not():
+    most = speed.REPLYS_SHAPE.table - scratch_loss.PROMPT
+    assert ScratchSettings.checked(n_new_tokens=most).n_new_tokens == most
+    assert f"n_new_tokens = {most + 1}: " in refusal(ScratchSettings.checked, n_new_tokens=most + 1)
+
+
 def test_every_way_is_scored_at_the_same_places(loss):
     counts = loss.groupby(["way", "read_to"])["n_scored"].sum().unstack("way")
     assert (counts.eq(counts[names.WINDOW], axis=0)).all(axis=None)

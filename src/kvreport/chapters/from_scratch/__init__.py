@@ -1,6 +1,8 @@
 """The chapter on the forum thread about a model from scratch."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from kvbook.settings import DTypes, Text, TextSettings, at_least
 
@@ -26,7 +28,7 @@ class ScratchSettings(TextSettings):
     n_timed : int
         Repetitions of everything that is timed.
     n_new_tokens : int
-        Length of the run that is timed as the reply timed its own.
+        Length of the run that is timed as the reply timed its own; prompt and text fit into its model's 256 positions.
     """
 
     model: Text = "small"
@@ -35,4 +37,4 @@ class ScratchSettings(TextSettings):
     n_blocks: at_least(2) = 8
     dtypes: DTypes = ("float32", "float64")
     n_timed: at_least(2) = 4
-    n_new_tokens: at_least(1) = 50
+    n_new_tokens: Annotated[at_least(1), Field(le=243)] = 50
