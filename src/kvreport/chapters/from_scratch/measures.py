@@ -56,7 +56,7 @@ STEP_TIME = Measure(
 ).where(measure=rows.STEP)
 TIME = STEP_TIME.alike("time over the posted cache's", by=("way",), keep=())
 PAST_TIME = TIME.where(measure=rows.PAST)
-RUN_TIME = TIME.alike("time of a run without a cache over that with it").where(measure=rows.RUN)
+RUN_TIME = TIME.alike("time of the new tokens without a cache over that with it").where(measure=rows.RUN)
 
 # For the prose.
 POSTED_GAP, REPLY_GAP = (GAP.where(way=way) for way in (rows.POSTED, rows.REPLY))
