@@ -131,8 +131,7 @@ def checked(folder: Path) -> About:
         raise UserError(f"{folder}/run.json was edited after it was recorded")
     text = io.StringIO(written.decode(), newline="")
     # Only in quotation marks can a field hold commas and ends of lines.
-    plain = b'"' not in written
-    widths = [line.count(",") + 1 for line in text] if plain else [len(line) for line in csv.reader(text)]
+    widths = [len(line) for line in csv.reader(text)] if b'"' in written else [line.count(",") + 1 for line in text]
     for row, width in enumerate(widths):
         if width != widths[0]:
             raise UserError(f"{folder}/rows.csv: row {row} has {width} fields, the header has {widths[0]}")

@@ -8,6 +8,7 @@ serves no chapter that comes after an edit of what it has read: the packages' so
 import contextlib
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,8 +23,8 @@ from kvbook.diagnosis import cores
 from kvbook.runs.threads import THREADS_VARIABLE
 from kvreport.running.screen import Screen
 
-# A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks on local TCP and
-# on slow shutdown from among the progress lines.
+# A kernel's command line, with Jupyter's place for the connection file.  The log level keeps remarks, as on slow
+# shutdown, from among the progress lines.
 _COMMAND = [
     sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.log_level=50",
     "--IPKernelApp.exec_lines=__import__('kvbook.garbage').garbage.look_less_often()",
@@ -79,7 +80,10 @@ class Build:
             _end(kernel)
             kernel = None
         if kernel is None:
-            kernel, read = _Kernel(), _read_by_kernels()
+            # It is spoken to through files: a port may be taken before the kernel has begun.
+            file, name = tempfile.mkstemp(".json")
+            os.close(file)
+            kernel, read = _Kernel(transport="ipc", connection_file=name), _read_by_kernels()
             pages = {} if self.timing else _LARGE_PAGES
             run_sync(kernel.start_kernel)(env={**pages, **os.environ, **environment}, cwd=str(folder))
             self._processes.append(kernel.provisioner.process)
