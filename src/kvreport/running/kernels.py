@@ -80,12 +80,12 @@ class Build:
             _end(kernel)
             kernel = None
         if kernel is None:
-            # It is spoken to through files: a port may be taken before the kernel has begun.
-            file, name = tempfile.mkstemp(".json")
-            os.close(file)
-            kernel, read = _Kernel(transport="ipc", connection_file=name), _read_by_kernels()
-            pages = {} if self.timing else _LARGE_PAGES
-            run_sync(kernel.start_kernel)(env={**pages, **os.environ, **environment}, cwd=str(folder))
+            name = f"{tempfile.gettempdir()}/kvbook-{os.urandom(8).hex()}.json"
+            # A port may be taken before the kernel has begun, a file is its own; sockets' names are 103 bytes at most.
+            way = "ipc" if os.name == "posix" and len(os.fsencode(name)) <= 100 else "tcp"
+            kernel, read = _Kernel(transport=way, connection_file=name), _read_by_kernels()
+            known = os.environ if self.timing else {**_LARGE_PAGES, **os.environ}
+            run_sync(kernel.start_kernel)(env={**known, **environment}, cwd=str(folder))
             self._processes.append(kernel.provisioner.process)
             # One that was begun while everything was being stopped.
             if self.stopped:
