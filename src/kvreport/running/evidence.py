@@ -62,9 +62,8 @@ class Cell:
     def cited(self) -> list[records.Run]:
         """List the cited runs of these settings, whatever processor they were made on."""
         # A run from before there was a setting was made with what is its default.
-        fields = self.experiment.fields and {*self.experiment.fields}
-        before, asked = (
-            of.model_dump(mode="json", include=fields) for of in (self.experiment.settings(), self.settings))
+        only = self.experiment.fields and {*self.experiment.fields}
+        before, asked = (of.model_dump(mode="json", include=only) for of in (self.experiment.settings(), self.settings))
         roles = (self.role, *evidence.OTHER_KINDS) if self.role == evidence.PUBLISHED else (self.role,)
         cited = evidence.folders(self.chapter, *roles)
         runs = (records.load(folder) for folder in cited if folder.parent.name == self.experiment.name)
