@@ -19,6 +19,8 @@ LOOP = "from kvbook.progress import track\nprint([n for n in track(range(3), lab
 @pytest.fixture
 def progress_file(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_WRITES", 0)
+    # A loop that another test left by an error is under way until it is garbage.
+    monkeypatch.setattr(progress, "_running", [])
     file = tmp_path / "progress"
     monkeypatch.setenv(progress.PROGRESS_VARIABLE, str(file))
     return file
