@@ -65,7 +65,8 @@ class Run:
 
         rows = pd.read_csv(rows_file(self.folder), keep_default_na=False, na_values=[""])
         # A token may read "nan"; among numbers it is what a model that overflows has computed.
-        for name in rows.select_dtypes("str"):
+        # Before pandas 3 a column of text has the dtype object.
+        for name in rows.select_dtypes(exclude=["number", "bool"]):
             if (overflowed := rows[name] == "nan").any():
                 with contextlib.suppress(ValueError):
                     rows[name] = pd.to_numeric(rows[name].mask(overflowed))
