@@ -212,12 +212,10 @@ def rows_file(folder: Path) -> Path:
     return packed if packed.is_file() else folder / "rows.csv"
 
 
-@contextlib.contextmanager
-def open_rows(folder: Path) -> Iterator[BinaryIO]:
+def open_rows(folder: Path) -> BinaryIO:
     """Open a run's rows as they were written, compressed or not."""
     file = rows_file(folder)
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-        yield opened
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def rows_digest(folder: Path) -> str:
