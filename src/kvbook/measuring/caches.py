@@ -117,19 +117,13 @@ def reusable(cache: Cache, cached_ids: Sequence[int], ids: Sequence[int]) -> Cac
         raise UserError(f"a cache of {', '.join(sorted(other))} cannot be cut back: fill a new one for this prompt")
     copied = copy.deepcopy(cache)
     for layer in copied.layers:
-        if isinstance(layer, StaticLayer):
-            _cut_static(layer, kept)
-        else:
+        if not isinstance(layer, StaticLayer):
             layer.crop(kept - held)
+        elif layer.is_initialized:
+            # Its tensors keep their length, and its address must stay: only the counter goes back.  What lies past it
+            # is masked until it is overwritten; it is set to zero all the same, so that nothing of the old prompt is
+            # left in the copy.
+            layer.cumulative_length.fill_(kept)
+            layer.keys[:, :, kept:] = 0
+            layer.values[:, :, kept:] = 0
     return copied
-
-
-def _cut_static(layer: StaticLayer, kept: int) -> None:
-    if not layer.is_initialized:
-        return
-    # Its tensors keep their length, and its address must stay: only the counter goes back.  What lies past it is
-    # masked until it is overwritten; it is set to zero all the same, so that nothing of the old prompt is left in the
-    # copy.
-    layer.cumulative_length.fill_(kept)
-    layer.keys[:, :, kept:] = 0
-    layer.values[:, :, kept:] = 0
