@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -59,10 +60,8 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        available = dict(line.split(":") for line in meminfo.read_text().splitlines()).get("MemAvailable")
-        if available:
-            return min(int(available.split()[0]) * 1024, _cgroup_room())
+    if meminfo.is_file() and (available := re.search(r"^MemAvailable:\s+(\d+)", meminfo.read_text(), re.MULTILINE)):
+        return min(int(available[1]) * 1024, _cgroup_room())
     # Windows has no such call: there a load that does not fit fails by itself.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
 
