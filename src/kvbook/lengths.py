@@ -55,7 +55,7 @@ def middle(length: Length) -> int:
 def plus(length: Length, more: int) -> Length:
     """Make every length longer; each text still draws what it drew, and so much more."""
     low, high = bounds(length)
-    return parsed(low + more if low == high else f"{low + more}-{high + more}")
+    return parsed(f"{low + more}-{high + more}")
 
 
 def drawn(length: Length, index: int, seed: int = 0) -> int:
