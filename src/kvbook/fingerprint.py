@@ -146,11 +146,10 @@ def of_source(modules: Iterable[str]) -> str:
     Comments and docstrings do not count: a better explanation must not cost a GPU run. A file of C++, markup or
     tables beside a module counts with it, as it is.
     """
-    everything = sorted(set().union(*(reached(module) for module in modules)))
     digest = hashlib.sha256()
-    for module in everything:
-        if path := _file_of(module):
-            digest.update(f"{module} {_source_sha256(path)}\n".encode())
-            for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".html", ".tables.yaml"))):
-                digest.update(f"{beside.name} {of_file(beside)}\n".encode())
+    for module in sorted(set().union(*map(reached, modules))):
+        path = _file_of(module)
+        digest.update(f"{module} {_source_sha256(path)}\n".encode())
+        for beside in filter(Path.is_file, map(path.with_suffix, (".cpp", ".html", ".tables.yaml"))):
+            digest.update(f"{beside.name} {of_file(beside)}\n".encode())
     return digest.hexdigest()
