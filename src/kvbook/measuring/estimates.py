@@ -196,11 +196,9 @@ def share_of_rows(rows: pd.DataFrame, holds: pd.Series, unit: str = "source") ->
 
 def median_of(values: np.ndarray) -> Estimate:
     """Return the median of repeats with its bootstrap interval, or of few repeats with their lowest and highest."""
-    if (n := len(values)) < FEWEST_UNITS:
-        return percentiles(float(np.median(values)), np.asarray(values), n)
-    weights = _weights(n)
-    drawn = np.repeat(np.tile(values, len(weights)), weights.ravel()).reshape(weights.shape)
-    return percentiles(float(np.median(values)), np.median(drawn, axis=1), n)
+    weights = _weights(len(values))
+    drawn = np.repeat(np.tile(values, len(weights)), weights.ravel()).reshape(len(weights), -1)
+    return percentiles(float(np.median(values)), np.median(drawn, axis=1), len(values))
 
 
 @dataclass(frozen=True)
@@ -265,7 +263,7 @@ def _resampled(table: pd.DataFrame) -> Resampled:
 def _weights(n_files: int) -> np.ndarray:
     """Draw how often each file is in each draw, shape (n_draws, n_files); of few files each draw is one of them."""
     if n_files < FEWEST_UNITS:
-        return np.eye(n_files)
+        return np.eye(n_files, dtype=int)
     drawn = np.random.default_rng(0).multinomial(n_files, np.full(n_files, 1 / n_files), size=_DRAWS)
     # It is shared by whoever asks for as many files.
     drawn.flags.writeable = False
@@ -358,9 +356,8 @@ def of_units(statistic: Callable[[np.ndarray], float], units: Sequence[np.ndarra
         How many draws; few where rows have to be sorted anew in each.
     """
     whole, n = statistic(np.concatenate(units)), len(units)
-    if n < FEWEST_UNITS:
-        return percentiles(whole, np.array([statistic(rows) for rows in units]), n)
-    picks = np.random.default_rng(0).integers(0, n, (n_draws, n))
+    # Of few units each draw is one of them.
+    picks = np.random.default_rng(0).integers(0, n, (n_draws, n)) if n >= FEWEST_UNITS else np.arange(n)[:, None]
     return percentiles(whole, np.array([statistic(np.concatenate([units[i] for i in pick])) for pick in picks]), n)
 
 
