@@ -38,9 +38,7 @@ def load(model: str, memory: float | None = None, **asked: Any) -> loading.Loade
         return _kept[key]
     place = placement.device_of(options["device"])
     make_room(about["parameters"] * placement.dtype_on(options["dtype"], place).itemsize, place)
-    files = _tokenizer_files(model, options["weights"])
-    loaded = loading.load(model, tokenizer=_tokenizers.get(files), **asked)
-    _kept[key], _tokenizers[files] = loaded, loaded.tokenizer
+    loaded = _kept[key] = loading.load(model, tokenizer=tokenizer(model, options["weights"]), **asked)
     make_room(0, place)
     return loaded
 
