@@ -218,8 +218,7 @@ class Decoder:
         """
         if self._way.cache != "none":
             raise ValueError("a cache must be filled: call start")
-        self.cache, self._ids, self._length = None, ids, ids.shape[1]
-        self._grouped = None
+        self._ids = ids
 
     def start(self, ids: torch.Tensor) -> torch.Tensor:
         """Run the prompt, eagerly and with the stock model, and give the first new token.
@@ -236,7 +235,7 @@ class Decoder:
         self.close()
         self._length, self._settled = ids.shape[1], False
         if self._way.cache == "none":
-            self.resume(ids)
+            self._ids = ids
             return choosing.greedy(self._model(ids, use_cache=False).logits[:, -1:])
         self.cache, self._grouped, self._hidden = self._empty(), None, None
         token = choosing.greedy(self._model(ids, past_key_values=self.cache).logits[:, -1:])
@@ -283,9 +282,7 @@ class Decoder:
             token = self._ids
         if self._scope == "model":
             options = {"use_cache": False} if self.cache is None else {"past_key_values": self.cache}
-            following = choosing.greedy(self._forward(token, **options).logits[:, -1:])
-            self._length += 1
-            return following
+            return choosing.greedy(self._forward(token, **options).logits[:, -1:])
         hidden = self._model.model.embed_tokens(token)
         first = 0 if self.cache is None else self._length
         cos, sin = (angles[:, first : first + token.shape[1]] for angles in self._rotary(hidden))
