@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kvbook import fingerprint, lengths, progress
 from kvbook.runs import machine, records, threads
 from kvbook.runs.records import Writer
-from kvbook.settings import Settings, TextSettings, Weights, memory_of
+from kvbook.settings import Settings, TextSettings, memory_of
 
 if TYPE_CHECKING:
     from kvbook.measuring import costs
@@ -139,9 +139,7 @@ def predict(work: Work, settings: Settings, models: Iterable[Mapping[str, Any]])
     for model in models:
         if model.get("parameters", 0) < LARGE or model["weights"] in sources.DRAWN:
             continue
-        # A folder, a file and a hub id bring their own weights, whatever is asked for.
-        weights = model["weights"] if model["weights"] in get_args(Weights) else "stand-in"
-        config = loading.config_of(model.get("asked_for", settings.model), weights)
+        config = loading.config_of(model.get("asked_for", settings.model), model["weights"])
         cost = costs.predict(
             config, work.dtypes, work.n_tokens, n_passes=work.passes, n_steps=work.steps, device=settings.device,
             n_copies=work.copies,
