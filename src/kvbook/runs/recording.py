@@ -266,7 +266,7 @@ def rounding_of(run: records.Run) -> dict[str, Any]:
     }
 
 
-def write_rounding(run: records.Run, to: Path = tolerance.FILE) -> Path:
+def write_rounding(run: records.Run) -> Path:
     """Write the file that the library ships."""
-    to.write_text(json.dumps(rounding_of(run), indent=1) + "\n", "utf-8")
-    return to
+    tolerance.FILE.write_text(json.dumps(rounding_of(run), indent=1) + "\n", "utf-8")
+    return tolerance.FILE
