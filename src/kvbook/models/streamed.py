@@ -117,10 +117,10 @@ class Streamed:
             module._parameters[last] = nothing if weight is None else nn.Parameter(weight, requires_grad=False)
 
     @torch.no_grad()
-    def initialised(self, part: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def initialised(self, part: str) -> dict[str, torch.Tensor]:
         """Return a part's weights as its class draws them, by their names."""
         names = self.weights[part]
-        self._set({name: torch.full(self.model.get_parameter(name).shape, torch.nan, dtype=dtype) for name in names})
+        self._set({name: torch.full(self.model.get_parameter(name).shape, torch.nan, dtype=DRAWN_IN) for name in names})
         for module in dict.fromkeys(self._places[name][0] for name in names):
             self.model._init_weights(module)
             # What the model's rule leaves to the module's own.
@@ -289,7 +289,7 @@ class Drawn:
             digest = hashlib.sha256(f"{self.seed} {part}".encode()).digest()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int.from_bytes(digest[:7]))
-                self._last = (part, streamed.initialised(part, DRAWN_IN))
+                self._last = (part, streamed.initialised(part))
         return self._last[1]
 
 
