@@ -31,8 +31,7 @@ _LANES = 16
 _TRIED_ROWS, _TRIED_KEYS = (1, 7, 130), (_LANES, 4 * _LANES, 11 * _LANES, 65 * _LANES, 300 * _LANES)
 
 # Whose results are rounded correctly by vector and scalar code alike, by IEEE 754, in these dtypes.
-_CORRECTLY_ROUNDED = {"aten::sqrt": (torch.float32, torch.float64), "aten::rsqrt": (torch.float32, torch.float64),
-                      "aten::reciprocal": (torch.float32, torch.float64)}
+_CORRECTLY_ROUNDED = dict.fromkeys(("aten::sqrt", "aten::rsqrt", "aten::reciprocal"), (torch.float32, torch.float64))
 
 
 @functools.cache
