@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from safetensors import SafetensorError
-from transformers import AutoConfig, PretrainedConfig
 
 from kvbook import UserError, refusing
 
@@ -92,12 +91,6 @@ def _reachable(hub_id: str) -> bool:
     except (*_TRANSPORT, OSError):
         return False
     return True
-
-
-def config(repository: Repository) -> PretrainedConfig:
-    """Fetch a configuration; no code of the repository is run."""
-    with repository.open("configuration"):
-        return AutoConfig.from_pretrained(repository.hub_id, revision=repository.revision, trust_remote_code=False)
 
 
 def first_line(error: BaseException) -> str:

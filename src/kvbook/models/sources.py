@@ -135,7 +135,9 @@ def configuration(architecture: registry.Architecture) -> PretrainedConfig:
 
 def _hub(name: str, hub_id: str) -> Where:
     repository = hub.resolve(hub_id)
-    return Where("hub", name, hub_id, hub.config(repository), hub_id, repository)
+    with repository.open("configuration"):
+        config = AutoConfig.from_pretrained(hub_id, revision=repository.revision, trust_remote_code=False)
+    return Where("hub", name, hub_id, config, hub_id, repository)
 
 
 def resolve(model: str, weights: str) -> Where:
@@ -164,11 +166,10 @@ def resolve(model: str, weights: str) -> Where:
 
 def families_with(weights: str) -> list[str]:
     """Name the families that have weights of a kind, in the registry's order; of the stand-ins those that ship."""
-    if weights == "package":
-        return packages.with_package()
     families = list(registry.families())
-    ships = {name for name in families if (paths.STANDINS / name / "config.json").is_file()}
-    return [name for name in families if weights != "stand-in" or name in ships]
+    if weights == "stand-in":
+        return [name for name in families if (paths.STANDINS / name / "config.json").is_file()]
+    return packages.with_package() if weights == "package" else families
 
 
 def _family(family: registry.Family, weights: str) -> Where:
