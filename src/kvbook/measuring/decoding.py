@@ -16,10 +16,10 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel, StaticCache
+from transformers import AttentionInterface, Cache, PreTrainedModel
 
 from kvbook import UserError
-from kvbook.measuring import choosing, large_pages
+from kvbook.measuring import caches, choosing, large_pages
 
 CacheKind = Literal["none", "dynamic", "static"]
 Scope = Literal["layer", "model"]
@@ -172,7 +172,6 @@ class Decoder:
         self._changes = ExitStack()
         self._pages = large_pages.LargePages(model) if way.large_pages else None
         self._ids: torch.Tensor | None = None
-        self._static: StaticCache | None = None
         # The cache as it stands, or None where there is none.
         self.cache: Cache | None = None
         self._grouped: list[tuple[list[nn.Module], list[Any]]] | None = None
@@ -237,7 +236,12 @@ class Decoder:
         if self._way.cache == "none":
             self._ids = ids
             return choosing.greedy(self._model(ids, use_cache=False).logits[:, -1:])
-        self.cache, self._grouped, self._hidden = self._empty(), None, None
+        if self._way.cache == "static" and self.cache is not None:
+            # The same memory again: a graph that was compiled for its addresses stays valid.
+            self.cache.reset()
+        else:
+            self.cache = caches.make(self._way.cache, self._model.config, self._room)
+        self._grouped = self._hidden = None
         token = choosing.greedy(self._model(ids, past_key_values=self.cache).logits[:, -1:])
         if self._pages is not None:
             self._changes.enter_context(self._pages.used())
@@ -246,16 +250,6 @@ class Decoder:
         if self._scope == "layer":
             self._forget_addresses()
         return token
-
-    def _empty(self) -> Cache:
-        if self._way.cache == "dynamic":
-            return DynamicCache(config=self._model.config)
-        if self._static is None:
-            self._static = StaticCache(config=self._model.config, max_cache_len=self._room)
-        else:
-            # The same memory again: a graph that was compiled for its addresses stays valid.
-            self._static.reset()
-        return self._static
 
     def _forget_addresses(self) -> None:
         # transformers marks a static cache's tensors as never moving, and a graph is then compiled for each layer's own
