@@ -90,7 +90,7 @@ class _Measured:
         self.little = None
         if settings.memory:
             self.little = layerwise.LittleMemory(settings, self.config, self.texts, self.planned, wanted)
-            self.planned = (*self.little.left_out, *self.little.dtypes)
+            self.planned = tuple(self.little.models)
         elif self.identity["parameters"] > layerwise.LARGE:
             self._announce(wanted)
         self.paths, self.too_far = thorough.paths_of(self.config, limit) if settings.thorough else ({}, [])
@@ -100,7 +100,7 @@ class _Measured:
 
     def in_dtypes(self) -> dict[str, UserError]:
         """Measure as many dtypes as are needed; return why others were left out."""
-        left_out = {}
+        left_out = dict(self.little.left_out) if self.little else {}
         for dtype in self.planned:
             try:
                 certain = self.add(dtype)
@@ -122,7 +122,7 @@ class _Measured:
         device = "cpu" if asked.device.startswith("mps") and dtype == "float64" else asked.device
         # Loaded here, so that it is gone before the next one is: both need not fit.
         how = {"weights": asked.weights, "device": device, "seed": asked.seed, "with_encoder": True}
-        model = self.little.model(dtype) if self.little else loading.load(asked.model, dtype=dtype, **how).model
+        model = self.little.models[dtype].model if self.little else loading.load(asked.model, dtype=dtype, **how).model
         self.on_cpu |= device != asked.device
         self.use_cache = getattr(model.config.get_text_config(), "use_cache", None)
         self.model_type = model.config.get_text_config().model_type

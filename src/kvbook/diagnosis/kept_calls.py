@@ -61,13 +61,13 @@ class KeptCalls:
             return
         for call, (outputs, layers) in zip(calls, _pytree.tree_unflatten(leaves, structure), strict=True):
             call.outputs = outputs
-            if call.chain and not call.before:
+            if not call.before:
                 call.chain.filled = layers
 
 
 def _layers_of(call: Any) -> list[dict[str, Any]]:
     """Return what the layers of a cache hold, at the first call on it."""
-    cache = call.chain.cache if call.chain and not call.before else None
+    cache = None if call.before else call.chain.cache
     # JSON has no form for dtype and device, which no layer reads again once it holds something.
     unkept = torch.dtype | torch.device
     layers = map(vars, cache.layers) if cache else ()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils import _pytree
-from transformers import Cache, PretrainedConfig, PreTrainedModel
+from transformers import Cache, PretrainedConfig
 
 from kvbook import UserError, fingerprint, older, paths, progress
 from kvbook.diagnosis import CheckSettings, feeding, kept_calls, probe
@@ -70,8 +70,8 @@ class Call:
         Further arguments.
     keeps : callable
         What is wanted of what the model returns.
-    chain : Chain or None
-        The cache that it takes part in.
+    chain : Chain
+        The cache that it takes part in; one of its own for a call without a cache.
     before : list of Call
         The calls before it on that cache.
     outputs : list of pairs
@@ -87,7 +87,7 @@ class Call:
     ids: torch.Tensor
     options: dict[str, Any]
     keeps: Callable[[Any], Any] = bool
-    chain: Chain | None = None
+    chain: Chain = field(default_factory=Chain)
     before: list["Call"] = field(default_factory=list)
     outputs: list[tuple[str, Any]] = field(default_factory=list)
     waits_for: str | None = None
@@ -145,7 +145,7 @@ class Runner:
         self.streamed.run = functools.partial(self._part, call, loaded, iter(list(call.outputs)))
         model = self.streamed.model
         given = dict(call.options)
-        if call.chain and call.before:
+        if call.before:
             # A cache that has the lengths which the calls before leave.
             if call.seen is None and call.chain.empty is not None:
                 call.seen = self._filled(call.chain.empty, call.fed_before())
@@ -163,7 +163,7 @@ class Runner:
             if name != part:
                 raise NotLayerByLayer(f"{part} came where {name} had come before")
             return _copied(output)
-        if streamed.is_layer(part) and call.chain:
+        if streamed.is_layer(part):
             self._look_at_cache(call, (*given, *named.values()))
         if part != loaded:
             call.waits_for = part
@@ -187,7 +187,7 @@ class Runner:
             vars(layer).update(state)
 
     def _true(self, call: Call, value: Any) -> Any:
-        return call.chain.cache if call.chain and isinstance(value, Cache) else value
+        return call.chain.cache if isinstance(value, Cache) else value
 
     def _filled(self, empty: Cache, fed: list[torch.Tensor]) -> Cache:
         cache = copy.deepcopy(empty)
@@ -200,8 +200,6 @@ class Runner:
 
     def _end(self, call: Call, output: Any) -> None:
         call.result, call.waits_for, call.outputs = call.keeps(output), None, []
-        if not call.chain:
-            return
         if (output.get(self.name) is None) != (call.chain.cache is None):
             raise NotLayerByLayer("its layers do not take the cache that it returns")
         if call.chain.cache is not None and not any(call in other.before for other in self.calls):
@@ -276,8 +274,8 @@ class LittleMemory:
 
     Attributes
     ----------
-    dtypes : list of str
-        Those that fit.
+    models : dict of str to Streamed
+        By the dtypes that fit; each loads its parts when they are run.
     left_out : dict of str to UserError
         Those that do not, tried first.
     experts_apart : bool
@@ -290,34 +288,28 @@ class LittleMemory:
     ) -> None:
         streamed.check(config, settings.device)
         self._asked, self._texts = settings, texts
-        self.dtypes, self.left_out, n_tokens = [], {}, sum(len(text.ids) for text in texts)
+        dtypes, self.left_out, n_tokens = [], {}, sum(len(text.ids) for text in texts)
         for dtype in planned:
-            if len(self.dtypes) < wanted:
+            if len(dtypes) < wanted:
                 try:
                     placement.dtype_on(dtype, torch.device("cpu"))
-                    costs.check_streamed(config, [*self.dtypes, dtype], n_tokens, settings.memory)
-                    self.dtypes.append(dtype)
+                    costs.check_streamed(config, [*dtypes, dtype], n_tokens, settings.memory)
+                    dtypes.append(dtype)
                 except UserError as error:
                     self.left_out[dtype] = error
-        needed = costs.streamed_bytes(config, self.dtypes, n_tokens) if self.dtypes else 0
-        if loading.parameter_count(config) > LARGE:
-            progress.note(f"{', '.join(self.dtypes)} at once take about {needed / 1e9:.1f} GB")
+        if dtypes and loading.parameter_count(config) > LARGE:
+            needed = costs.streamed_bytes(config, dtypes, n_tokens)
+            progress.note(f"{', '.join(dtypes)} at once take about {needed / 1e9:.1f} GB")
         source = streamed.source_of(sources.resolve(settings.model, settings.weights), settings.seed)
-        self._models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in self.dtypes}
+        self.models = {dtype: streamed.Streamed(config, getattr(torch, dtype), source) for dtype in dtypes}
         self._files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.all_files()]
-        self.experts_apart = "float64" in self._models and in_fp64.experts_one_by_one(self._models["float64"].model)
+        self.experts_apart = "float64" in self.models and in_fp64.experts_one_by_one(self.models["float64"].model)
         self._found: dict[str, dict[str, Rows]] = {}
         self.by_steps = False
 
-    def model(self, dtype: str) -> PreTrainedModel:
-        """Return the model in a dtype, which loads its parts when they are run."""
-        if dtype in self.left_out:
-            raise self.left_out[dtype]
-        return self._models[dtype].model
-
     def weights(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Read all weights, part by part."""
-        one = self._models[dtype]
+        one = self.models[dtype]
         for part, module in one.parts.items():
             with one.holding(part):
                 for name, value in module.named_parameters():
@@ -332,23 +324,23 @@ class LittleMemory:
             except NotLayerByLayer as error:
                 self.by_steps = True
                 progress.note(f"every call reads all weights ({error}); this takes long")
-            for each in self._models.values():
+            for each in self.models.values():
                 each.run = each.on_demand
         return None if self.by_steps else self._found[called][dtype]
 
     def _measured(self, *called: dict[str, Any]) -> None:
-        one = next(iter(self._models.values()))
+        one = next(iter(self.models.values()))
         if getattr(one.model.config.get_text_config(), "use_cache", None) is False:
             # Switched off: the check will ask what the cache would have done, and all weights are read once for both.
             called = ({}, {"use_cache": True})
         sizes = {part: sum(value.numel() for value in module.parameters()) for part, module in one.parts.items()}
         work = progress.TimeLeft(sum(sizes.values()), "check, layer by layer")
-        about = [self._asked.model_dump(), self._files, self.dtypes, called, [text.ids for text in self._texts]]
+        about = [self._asked.model_dump(), self._files, list(self.models), called, [text.ids for text in self._texts]]
         named = fingerprint.of_values([*about, torch.__version__, torch.get_num_threads()])[:16]
         kept = kept_calls.KeptCalls(paths.BUILD / "check" / f"{named}.safetensors")
         try:
             found = rows_of(
-                self._models, self._texts, self._asked.seed, lambda part: work.advance(sizes.pop(part, 0)), kept,
+                self.models, self._texts, self._asked.seed, lambda part: work.advance(sizes.pop(part, 0)), kept,
                 *called,
             )
         except KeyboardInterrupt:
