@@ -40,14 +40,15 @@ def is_causal(fed: feeding.Fed, ids: torch.Tensor) -> bool:
 
 def ready(name: str, dtype: str, device: str) -> feeding.Fed:
     """Build a model and try it; experts one after the other where their grouped product lacks the dtype."""
-    wanted = getattr(torch, dtype)
+    model = configurations.build(name, getattr(torch, dtype), device=device)
     try:
-        return look_at(configurations.build(name, wanted, device=device))
+        return look_at(model)
     except (RuntimeError, NotImplementedError) as error:
         # The product's own words where it lacks a dtype.
         if "mat_a" not in str(error):
             raise
-        return look_at(configurations.build(name, wanted, experts="eager", device=device))
+        model.set_experts_implementation("eager")
+        return look_at(model)
 
 
 def in_one_line(error: BaseException) -> str:
@@ -61,12 +62,11 @@ def measure(name: str, device: str = "cpu", quick: bool = False) -> dict[str, An
     The quick form has one short text and begins in fp32; fp64 sees the paths that fp32 does not call sound.
     """
     start = time.monotonic()
-    row: dict[str, Any] = {"architecture": name, "class": configurations.class_of(name)}
     torch.manual_seed(0)
     with torch.inference_mode():
         fed = ready(name, "float32", device)
         ids = configurations.text(LENGTH).to(device)
-        row |= {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
+        row: dict[str, Any] = {"status": "ran", "cache": fed.kind, "parameters": fed.model.num_parameters()}
         row["causal"] = is_causal(fed, ids)
         # A class that says that it cannot be compiled whole promises nothing about a static cache.
         row[f"{STATIC}, declared"] = older.promises_static(fed.model)

@@ -125,14 +125,13 @@ def _class(name: str) -> type[PreTrainedModel]:
     return found if isinstance(found, type) else found[0]
 
 
-def build(name: str, dtype: torch.dtype = torch.float32, experts: str = "", device: str = "cpu") -> PreTrainedModel:
+def build(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """Build a tiny model with seeded random weights."""
     config = configuration(name)
     torch.manual_seed(4)
-    options = {"experts_implementation": experts} if experts else {}
     # In fp64 what a class computes once, such as decays, must not have the roundoff of fp32.
     with widened(dtype):
-        model = _class(name)._from_config(config, **{older.DTYPE: dtype}, **options)
+        model = _class(name)._from_config(config, **{older.DTYPE: dtype})
     _draw(model)
     return model.eval().requires_grad_(False).to(device)
 
