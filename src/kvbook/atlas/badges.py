@@ -1,6 +1,6 @@
 """A badge of one line per architecture, as an SVG that a model card can show."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ _OTHER, _LABEL_COLOUR = "#595959", "#333333"
 _CHARACTER, _ROOM = 6.6, 6
 
 
-def words(row: Mapping[str, Any]) -> str:
+def words(row: dict[str, Any]) -> str:
     """Say in a few words what an architecture's cache is, and what row-invariant arithmetic makes of it."""
-    kind = table.verdict(dict(row))
+    kind = table.verdict(row)
     at_fault = [path for path in PATHS if row.get(path) == kind]
-    if kind in (table.BUG, table.RAISES) and not any(table.is_declared(dict(row), path) for path in at_fault):
+    if kind in (table.BUG, table.RAISES) and not any(table.is_declared(row, path) for path in at_fault):
         kind += " (static cache, not declared)"
     said = [kind]
     if "row_invariant" in row:
@@ -27,11 +27,11 @@ def words(row: Mapping[str, Any]) -> str:
     return " · ".join([*said, f"transformers {row['transformers']}"])
 
 
-def svg(row: Mapping[str, Any]) -> str:
+def svg(row: dict[str, Any]) -> str:
     """Draw a row's badge."""
     said = words(row)
     left, right = (round(_CHARACTER * len(text) + 2 * _ROOM) for text in (LABEL, said))
-    colour = _COLOURS.get(table.verdict(dict(row)), _OTHER)
+    colour = _COLOURS.get(table.verdict(row), _OTHER)
     title = escape(f"{row['architecture']}: {LABEL}: {said}")
     texts = "".join(
         f'<text x="{x + width / 2:g}" y="14" textLength="{width - 2 * _ROOM}">{escape(text)}</text>'
@@ -47,7 +47,7 @@ def svg(row: Mapping[str, Any]) -> str:
     )
 
 
-def write(rows: Iterable[Mapping[str, Any]], folder: Path) -> None:
+def write(rows: Iterable[dict[str, Any]], folder: Path) -> None:
     """Write the badges of rows to a folder, each as ``<architecture>.svg``."""
     folder.mkdir(parents=True, exist_ok=True)
     for row in rows:
