@@ -164,9 +164,7 @@ def _judged(
     if "cannot tell" in kinds:
         return "cannot tell", f"{said}, and no request without reuse shows how much is usual", _SECOND
     if "rounding" in kinds:
-        allowed = f"the {FLOOR:g} of fp32"
-        if moved > FLOOR:
-            allowed = f"{FAR:g} times the {without:.2g} without reuse"
+        allowed = f"{FAR:g} times the {without:.2g} without reuse" if moved > FLOOR else f"the {FLOOR:g} of fp32"
         return "rounding", f"{said}, no more than {allowed}", _NONE
     return "exact", "with reuse and without, every log-probability is equal in every digit", "none needed"
 
