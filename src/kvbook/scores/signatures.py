@@ -109,8 +109,7 @@ def _from_a_position(found: Gaps) -> str | None:
 
 
 def _by_padding(found: Gaps) -> str | None:
-    starts = np.full(found.n, np.iinfo(np.int64).max)
-    np.minimum.at(starts, found.joined.sequence, found.joined.position)
+    starts = found.joined.position[found.joined.place == 0]
     padded = starts < starts.max()
     if not padded.any() or (~padded).sum() > found.n / 2:
         return None

@@ -174,8 +174,7 @@ def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.Dat
     """Put what all tables say of the rollout's rows beside one another."""
     rollout = checked(rollout, "A")
     named = {"B": trainer, **{f"control {number}": table for number, table in enumerate(controls, 1)}}
-    others = {name: checked(table, name) for name, table in named.items()}
-    joined = {name: _of_rows(rollout, table, name) for name, table in others.items()}
+    joined = {name: _of_rows(rollout, checked(table, name), name) for name, table in named.items()}
     for control in list(joined)[1:]:
         if (other := joined[control]["token"].to_numpy() != rollout["token"].to_numpy()).any():
             raise UserError(f"{control} has another token at {_row(rollout, other)}: let it score A's tokens")
@@ -185,12 +184,11 @@ def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.Dat
             if np.allclose(one * factor, other, rtol=_SAME_FACTOR, atol=1e-9) and np.abs(other).max() > 1e-3:
                 raise UserError(f"{name} has logarithms to {base}: multiply them by {factor:.6f} to make them natural")
     codes, names = pd.factorize(rollout["id"])
-    starts = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
     tops = [table.get("top_logprobs") is not None and table.get("top_tokens") is not None
             for table in (rollout, joined["B"])]
     return Joined(
         ids=np.asarray(names, dtype=object), sequence=codes, position=rollout["position"].to_numpy(),
-        place=np.arange(len(codes)) - starts[codes], token=rollout["token"].to_numpy(),
+        place=rollout.groupby(codes).cumcount().to_numpy(), token=rollout["token"].to_numpy(),
         other_token=joined["B"]["token"].to_numpy(), rollout=a, trainer=b,
         controls=[joined[name]["logprob"].to_numpy() for name in joined if name != "B"],
         step=rollout["step"].to_numpy() if "step" in rollout else None,
