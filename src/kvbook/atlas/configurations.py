@@ -112,11 +112,8 @@ def _by_layer(stated: dict[str, Any], fields: set[str], found: dict[str, Any]) -
 
 def configuration(name: str) -> PretrainedConfig:
     """Make the tiny configuration of a model type, or of the part of it that its causal class reads."""
-    kind = CONFIG_MAPPING[name]
-    parts = {part.model_type: part for part in kind.sub_configs.values() if hasattr(part, "model_type")}
-    wanted = _class(name).config_class
-    if wanted is not kind and getattr(wanted, "model_type", None) in parts:
-        kind = wanted
+    kind, wanted = CONFIG_MAPPING[name], _class(name).config_class
+    kind = wanted if wanted in kind.sub_configs.values() else kind
     return kind(**_shrunk(kind))
 
 
