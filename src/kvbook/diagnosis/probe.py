@@ -80,19 +80,14 @@ def cached_rows(model: PreTrainedModel, ids: torch.Tensor, parts: list[int], **o
     """Feed texts in parts, each on top of whatever cache the call before returned."""
     past, fed, name = None, 0, feeding.cache_name(model)
     counts = name == "cache_params" and feeding.takes(model, "cache_position")
-    *before, last = ids.split(parts, 1)
-
-    def call(part: torch.Tensor, **more):
+    for part in ids.split(parts, 1):
+        # Before the call, which adds to the same cache.
+        held = 0 if past is None else older.held(past, fed)
         # Before transformers 5.4 some recurrent classes are told where a part begins.
         where = {"cache_position": torch.arange(fed, fed + part.shape[1], device=ids.device)} if counts else {}
-        return model(part, **{name: past}, **where, **more, **options)
-
-    for part in before:
-        past = getattr(call(part), name)
-        fed += part.shape[1]
-    # Before the last call, which adds to the same cache.
-    held = 0 if past is None else older.held(past, fed)
-    return last_tokens(call(last, output_hidden_states=True)), held
+        output = model(part, **{name: past}, **where, output_hidden_states=True, **options)
+        past, fed = getattr(output, name), fed + part.shape[1]
+    return last_tokens(output), held
 
 
 def full_rows(model: PreTrainedModel, ids: torch.Tensor) -> LastTokens:
