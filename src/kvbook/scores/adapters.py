@@ -37,15 +37,13 @@ class Adapter:
     def frame(self, records: Iterable[Any], side: Side = "rollout") -> pd.DataFrame:
         """Read records, of JSON or Python objects, as a table."""
         parts: dict[str, list[Any]] = {name: [] for name in ("id", "position", "token", "logprob", "top")}
-        number = 0
-        for record in records:
-            for start, tokens, logprobs, top in self.sequences(record, side):
-                parts["id"] += [number] * len(tokens)
-                parts["position"] += range(start, start + len(tokens))
-                parts["token"] += tokens
-                parts["logprob"] += logprobs
-                parts["top"] += top or []
-                number += 1
+        sequences = (sequence for record in records for sequence in self.sequences(record, side))
+        for number, (start, tokens, logprobs, top) in enumerate(sequences):
+            parts["id"] += [number] * len(tokens)
+            parts["position"] += range(start, start + len(tokens))
+            parts["token"] += tokens
+            parts["logprob"] += logprobs
+            parts["top"] += top or []
         tops = parts.pop("top")
         table = pd.DataFrame(parts)
         if len(tops) != len(table) or not any(len(top) > 1 for top in tops):
