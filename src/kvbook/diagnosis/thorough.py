@@ -51,16 +51,14 @@ def paths_of(config: PretrainedConfig, context: int | None) -> tuple[dict[str, P
     if context and context < SHORT + feeding.NEW:
         return {}, [f"all paths of --thorough, {SHORT + feeding.NEW} tokens"]
     found, too_far = execution_paths.of(execution_paths.THOROUGH), []
-    longest = SHORT
     look = "look at the mask and the positions there"
     for name, at in boundaries(config).items():
         if at + _AFTER > min(LONGEST, context or LONGEST):
             too_far.append(name)
-            continue
-        found[name] = _across(name, at, f"keep texts below {at:,} tokens, or pass use_cache=False; {look}")
-        longest = max(longest, at + _AFTER)
+        else:
+            found[name] = _across(name, at, f"keep texts below {at:,} tokens, or pass use_cache=False; {look}")
     at = min(LONG, (context or LONG) - _AFTER)
-    if at > longest:
+    if at > max(path.n_tokens for path in found.values()):
         name = f"long text, {at:,} tokens"
         found[name] = _across(name, at, f"give --tokens other lengths, to find where it begins; {look}")
     return found, too_far
