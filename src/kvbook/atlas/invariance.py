@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kvbook.atlas import LENGTH, PATHS, SWITCHED, WHOLE, columns, configurations, table
-from kvbook.diagnosis import execution_paths, feeding
+from kvbook.diagnosis import execution_paths
 from kvbook.exact import NotInvariant, row_invariant
 from kvbook.measuring.replay import first_operation
 
@@ -75,26 +75,21 @@ def tried(name: str, device: str, ids: torch.Tensor, paths: list[str]) -> dict[s
             continue
         # On a release where it was never tried, this is what tries it.
         with row_invariant(untried=True):
-            whole = _tried(lambda fed=fed: fed.full(ids))
+            whole = _tried(fed.full, ids)
             for path in paths:
-                found[f"{path}, row-invariant {dtype}"] = _switched(known[path], fed, ids, whole)
+                pair = whole if isinstance(whole, str) else _tried(known[path].compared, fed, ids, whole)
+                said = pair if isinstance(pair, str) else "exact" if torch.equal(*pair) else "different"
+                found[f"{path}, row-invariant {dtype}"] = said
     outcomes = {outcome for key, outcome in found.items() if not key.endswith("left out")}
     refused = sorted(outcomes - {"exact", "different"})
     found["row_invariant"] = "different" if "different" in outcomes else refused[0] if refused else "exact"
     return found
 
 
-def _switched(path: execution_paths.Path, fed: feeding.Fed, ids: torch.Tensor, whole: torch.Tensor | str) -> str:
-    if isinstance(whole, str):
-        return whole
-    pair = _tried(lambda: path.compared(fed, ids, whole))
-    return pair if isinstance(pair, str) else "exact" if torch.equal(*pair) else "different"
-
-
-def _tried(feed: Callable[[], Any]) -> Any:
+def _tried(feed: Callable[..., Any], *given: Any) -> Any:
     """Return what feeding gives, or why it gives nothing."""
     try:
-        return feed()
+        return feed(*given)
     except NotInvariant as error:
         said = str(error).removeprefix("row_invariant() ").split(":  ")[0].split(", which")[0]
         return f"refused: {textwrap.shorten(said, 200, placeholder=' …')}"
