@@ -184,6 +184,16 @@ def test_the_check_says_the_same_with_and_without_streaming(llama_folder, text_f
     assert told(whole) == told(parts)
 
 
+def test_the_memory_of_a_large_model_is_said_of_the_dtypes_that_fit_and_not_where_none_does(
+    llama_folder, text_folder, monkeypatch, capfd
+):
+    monkeypatch.setattr(layerwise, "LARGE", 1)
+    check.check(asked(llama_folder, text_folder, memory="2GB"))
+    assert "kvbook: float32, float64 at once take about " in capfd.readouterr().err
+    refusal(lambda: check.check(asked(llama_folder, text_folder, memory="1MB")))
+    assert "at once" not in capfd.readouterr().err
+
+
 def test_a_model_whose_cache_lengths_cannot_be_foreseen_is_checked_step_by_step(save, text_folder, capfd):
     torch.manual_seed(0)
     config = transformers.MambaConfig(vocab_size=320, hidden_size=16, num_hidden_layers=2)
