@@ -184,15 +184,14 @@ def join(rollout: pd.DataFrame, trainer: pd.DataFrame, controls: Sequence[pd.Dat
             if np.allclose(one * factor, other, rtol=_SAME_FACTOR, atol=1e-9) and np.abs(other).max() > 1e-3:
                 raise UserError(f"{name} has logarithms to {base}: multiply them by {factor:.6f} to make them natural")
     codes, names = pd.factorize(rollout["id"])
-    tops = [table.get("top_logprobs") is not None and table.get("top_tokens") is not None
-            for table in (rollout, joined["B"])]
+    tops = all({"top_tokens", "top_logprobs"} <= set(table) for table in (rollout, joined["B"]))
     return Joined(
         ids=np.asarray(names, dtype=object), sequence=codes, position=rollout["position"].to_numpy(),
         place=rollout.groupby(codes).cumcount().to_numpy(), token=rollout["token"].to_numpy(),
         other_token=joined["B"]["token"].to_numpy(), rollout=a, trainer=b,
         controls=[joined[name]["logprob"].to_numpy() for name in joined if name != "B"],
         step=rollout["step"].to_numpy() if "step" in rollout else None,
-        top=(_top(rollout), _top(joined["B"])) if all(tops) else None, left_out=len(trainer) - len(rollout),
+        top=(_top(rollout), _top(joined["B"])) if tops else None, left_out=len(trainer) - len(rollout),
     )
 
 
