@@ -144,18 +144,17 @@ def _report(run: "_Run", named: str | None, declared: str | None) -> StepReport:
     said = {path: ("not supported", why) for path, why in tried.items()}
     said |= {path: (found.kind, found.why) for path, found in findings.items()}
     paths = [PathFound(path=path, verdict=kind, detail=why) for path, (kind, why) in said.items()]
-    if finding.kind not in ("bug", "undecided") or (finding.kind == "undecided" and not declared):
-        return StepReport(finding.kind, finding.why, worst, paths=paths)
     limit = verdict.LIMIT * UNIT_ROUNDOFF[dtype]
     if finding.kind == "bug" and (why := run.disagrees_with_itself(limit)):
         return StepReport("undecided", why, worst, paths=paths)
-    like = _storage(run, list(offs.values()), dtype, declared)
+    explainable = finding.kind == "bug" or (finding.kind == "undecided" and declared)
+    like = _storage(run, list(offs.values()), dtype, declared) if explainable else None
     if declared and like and like.explains:
         wrong = ("bug", "undecided")
         paths = [each.model_copy(update={"verdict": INTENDED}) if each.verdict in wrong else each for each in paths]
         return StepReport(INTENDED, like.why(finding), worst, paths=paths)
-    if finding.kind == "undecided":
-        return StepReport("undecided", finding.why, worst, paths=paths)
+    if finding.kind != "bug":
+        return StepReport(finding.kind, finding.why, worst, paths=paths)
     if not named and (narrow := run.narrow) and offs[worst].max() <= verdict.LIMIT * UNIT_ROUNDOFF[narrow]:
         held = f"all logits are numbers of {narrow}, held in {dtype}"
         which = f"name dtype={narrow!r} if step computes in it, dtype={dtype!r} if not"
