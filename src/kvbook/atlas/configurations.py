@@ -5,7 +5,6 @@ has the sizes, and what one architecture alone demands.  Windows are shorter tha
 unequal head widths, and of every kind of layer at least one is kept.
 """
 
-import dataclasses
 import difflib
 import inspect
 from collections.abc import Iterable
@@ -72,9 +71,8 @@ def _shrunk(kind: type[PretrainedConfig]) -> dict[str, Any]:
     """Shrink a configuration's fields, those of its parts included."""
     given = _EXCEPTIONS.get(kind.model_type, {})
     stated = {key: value for key, value in kind().__dict__.items() if not key.startswith("_")}
-    # Before release 5.4 a configuration is a plain class.
-    plain = not dataclasses.is_dataclass(kind)
-    fields = set(inspect.signature(kind).parameters if plain else (field.name for field in dataclasses.fields(kind)))
+    # Before release 5.4 a configuration is a plain class, and no dataclass.
+    fields = set(inspect.signature(kind).parameters)
     found: dict[str, Any] = {}
     for key in fields:
         value = stated.get(key)
