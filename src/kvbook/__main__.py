@@ -218,12 +218,10 @@ def main() -> None:
     garbage.look_less_often()
     for added in entry_points(group=COMMANDS):
         try:
-            add = added.load()
-        # Another package's import may fail in any way; the commands of this one work without it.
+            added.load()(app, models_app)
+        # Another package may fail in any way; the commands of this one work without it.
         except Exception as error:
             print(f"kvbook: left out the commands of {added.value} ({type(error).__name__}: {error})", file=sys.stderr)
-            continue
-        add(app, models_app)
     try:
         app()
     except UserError as error:
