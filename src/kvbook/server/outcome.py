@@ -14,9 +14,7 @@ STATUS: dict[Verdict, int] = {"exact": 0, "rounding": 0, "fault": 1, "cannot tel
 class Compared(Strict):
     """Two answers to one prompt, compared token by token."""
 
-    kind: Literal["again", "batch", "split", "shared", "repeat", "edited", "continued", "two at once"] = Field(
-        description="The first three are controls, which reuse nothing."
-    )
+    kind: Literal[CONTROLS + REUSE] = Field(description="The first three are controls, which reuse nothing.")
     prefix_tokens: int
     cached_tokens: int | None = Field(description="As the server counts them for the second answer.")
     compared: int = Field(description="Log-probabilities that both answers tell.")
