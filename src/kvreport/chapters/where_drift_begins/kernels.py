@@ -5,6 +5,7 @@ that prints nothing.  Rows, one a (dtype, operation, number of rows, kernel, sha
 """
 
 import ctypes
+import itertools
 import os
 import re
 import sys
@@ -30,19 +31,15 @@ _MKL = re.compile(r"MKL_VERBOSE (?P<name>[A-Z]\w*)\(\w,\w,(?P<n>\d+),(?P<m>\d+),
 _ONEDNN = re.compile(r"onednn_verbose,v\d,primitive,exec,cpu,(?P<kind>\w+),(?P<name>[^,]+),.*,(?P<shape>[^,]+),[^,]+$")
 
 
-def cases(settings: WhereDriftBeginsSettings) -> list[dict[str, Any]]:
-    """List the calls: every linear layer of the model's shape once, and its attention, for each number of rows."""
+def operations(settings: WhereDriftBeginsSettings) -> dict[str, list[int]]:
+    """Name every linear layer of the model's shape once, and its attention, each with its sizes."""
     config = loading.config_of(settings.model, settings.weights)
     layers = {
         name.rpartition(".")[2]: [layer.out_features, layer.in_features]
         for name, layer in loading.shape(config).named_modules() if isinstance(layer, nn.Linear)
     }
     heads = config.num_attention_heads
-    layers[ATTENTION] = [heads, getattr(config, "head_dim", None) or config.hidden_size // heads]
-    return [
-        {"dtype": dtype, "operation": name, "sizes": sizes, "rows": rows}
-        for dtype in settings.dtypes for name, sizes in layers.items() for rows in settings.kernel_rows
-    ]
+    return layers | {ATTENTION: [heads, getattr(config, "head_dim", None) or config.hidden_size // heads]}
 
 
 def inputs(settings: WhereDriftBeginsSettings) -> Inputs:
@@ -100,11 +97,12 @@ def measure(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer
     """Make every call, and keep what the libraries report of it."""
     if "calls" in writer.done:
         return
+    cases = itertools.product(settings.dtypes, operations(settings).items(), settings.kernel_rows)
     table = []
     with torch.inference_mode():
-        for case in progress.track(cases(settings), label="which kernels run: call"):
-            found = Counter(kernels(report_of(call(**case)))) or {(UNREPORTED, ""): 0}
-            about = {key: case[key] for key in ("dtype", "operation", "rows")}
+        for dtype, (operation, sizes), rows in progress.track([*cases], label="which kernels run: call"):
+            found = Counter(kernels(report_of(call(dtype, operation, sizes, rows)))) or {(UNREPORTED, ""): 0}
+            about = {"dtype": dtype, "operation": operation, "rows": rows}
             table += [about | {"kernel": name, "shape": shape, "calls": n} for (name, shape), n in found.items()]
     writer.append("calls", table)
 

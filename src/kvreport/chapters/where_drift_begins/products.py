@@ -164,16 +164,16 @@ def inputs_of_sums(settings: WhereDriftBeginsSettings) -> Inputs:
 
 def measure_sums(settings: WhereDriftBeginsSettings, _made_of: Inputs, writer: Writer) -> None:
     """Take the products of every shape apart, and hold them against those of the most rows."""
-    # A case for each number of rows; an operation is named once.
-    by_shape: dict[tuple[str, bool, tuple[int, ...]], dict[str, None]] = {}
-    for case in kernels.cases(settings):
-        shape = case["dtype"], case["operation"] == ATTENTION, tuple(case["sizes"])
-        by_shape.setdefault(shape, {})[case["operation"]] = None
+    # Operations of equal shapes are measured once.
+    shapes, by_shape = kernels.operations(settings), {}
+    for operation, sizes in shapes.items():
+        by_shape.setdefault((operation == ATTENTION, *sizes), []).append(operation)
     units = {
-        f"{count}|{dtype}|{next(iter(operations))}": (count, dtype, list(operations), list(sizes))
-        for count in settings.threads for (dtype, _, sizes), operations in by_shape.items()
+        f"{count}|{dtype}|{operations[0]}": (count, dtype, operations)
+        for count in settings.threads for dtype in settings.dtypes for operations in by_shape.values()
     }
-    for unit, (count, dtype, operations, sizes) in writer.pending(units, "order of sums: shape"):
+    for unit, (count, dtype, operations) in writer.pending(units, "order of sums: shape"):
+        sizes = shapes[operations[0]]
         about = {"threads": count, "dtype": dtype, "operations": ", ".join(operations)}
         about |= {"outer_size": sizes[0], "inner_size": sizes[1]}
         # A profiler takes seconds a call, and with more threads the functions are no others.
