@@ -93,20 +93,16 @@ def divergence(greedy_paths: pd.DataFrame) -> pd.DataFrame:
     """Find for every prompt and method the first token that differs from decoding without a cache."""
     prompt, greedy = ["model", "dtype", "prompt"], _distinct(greedy_paths)
     text = [*prompt, "method"]
-    uncached = greedy.loc[greedy["method"] == UNCACHED, [*prompt, "step", "token", "margin", "logits_sha256"]]
+    uncached = greedy.loc[greedy["method"] == UNCACHED, [*prompt, "step", "token"]]
     uncached = uncached.assign(written=uncached.groupby(prompt)["step"].transform("size"))
     steps = greedy[greedy["method"] != UNCACHED].merge(uncached, on=[*prompt, "step"], suffixes=("", "_uncached"))
-    loops = steps.assign(equal=steps["logits_sha256"] == steps["logits_sha256_uncached"]).groupby(text, sort=False)
-    table = loops.agg(
-        steps=("step", "size"), written=("written", "first"), bits_equal_steps=("equal", "sum"),
-        final_cache_length=("cache_length", "last"),
+    table = steps.groupby(text, sort=False).agg(
+        steps=("step", "size"), written=("written", "first"), final_cache_length=("cache_length", "last")
     )
     first = steps[steps["token"] != steps["token_uncached"]].drop_duplicates(text).set_index(text)
-    tied = first[list(TIES)].any(axis=1)
-    table = table.assign(first_divergence=first["step"], margin=first["margin_uncached"], tied=tied).reset_index()
+    table = table.assign(first_divergence=first["step"], tied=first[list(TIES)].any(axis=1)).reset_index()
     # A loop that ended early, at the model's context, cannot be called equal.
-    equal = table["first_divergence"].isna() & (table["steps"] == table["written"])
-    return table.assign(equal=equal).astype({"first_divergence": "Float64", "margin": "Float64"})
+    return table.assign(equal=table["first_divergence"].isna() & (table["steps"] == table["written"]))
 
 
 def divergences(divergence: pd.DataFrame) -> pd.DataFrame:
