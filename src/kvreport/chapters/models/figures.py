@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
 
+from kvreport.chapters.models.rows import BASELINES
 from kvreport.publishing import style
 
 LINES = {
@@ -16,7 +17,6 @@ LINES = {
     "smollm2": (style.VERMILION, ":"), "mpt": (style.GREEN, "-"), "falcon": (style.PURPLE, "--"),
     "roberta": (style.GREY, "-."),
 }
-BASELINES = {"unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": "xz -9"}
 
 
 def spread(places: np.ndarray, gap: float) -> np.ndarray:

@@ -16,6 +16,8 @@ STORED = {
 }
 GIB = 2**30
 CAUSAL = "next token"
+# What a stand-in is held against, as readers know it.
+BASELINES = {"unigram": "unigram", "bigram_backoff": "bigram, backoff", "xz_9": "xz -9"}
 # The last steps of a training curve are averaged over this share of its length, the first over fewer.
 _WINDOW = 0.1
 # As many points of a curve as a figure can show.
