@@ -72,8 +72,8 @@ def figure_against(means: pd.DataFrame, book: pd.DataFrame) -> plt.Figure:
     fig, axes = _panels(list(dict.fromkeys(means["model"])))
     faint = style.FAINT | {"marker": ""}
     for model, ax in axes.items():
-        for rows, look in ((book, faint), (means[means["model"] == model], {})):
-            _curves(ax, rows, **look)
+        _curves(ax, book, **faint)
+        _curves(ax, means[means["model"] == model])
     whose = [style.key("this machine", marker="o", linestyle="-"), style.key("the book", **faint | {"linestyle": "-"})]
     return style.with_legend(fig, [*style.dtype_keys(_drawn(means, book)), *whose], 5)
 

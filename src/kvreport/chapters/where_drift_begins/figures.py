@@ -27,9 +27,9 @@ _QUERIES = {named.ONE_ROW: (style.VERMILION, "o", -0.16), named.ALL_ROWS: (style
 _LONG_NAME = 9
 
 
-def _plot_shares(ax: plt.Axes, grid: pd.DataFrame, left: float = 0, **look) -> QuadMesh:
+def _plot_shares(ax: plt.Axes, grid: pd.DataFrame, **look) -> QuadMesh:
     """Draw a map of shares, its rows from the top down; white is none, and a share that rounds to none is not white."""
-    edges = np.arange(grid.shape[1] + 1) + left, np.arange(len(grid) + 1)
+    edges = np.arange(grid.shape[1] + 1) + grid.columns[0] - 0.5, np.arange(len(grid) + 1)
     look = {"edgecolors": "#dddddd", "linewidth": 0.3} | look
     mesh = ax.pcolormesh(*edges, np.ma.masked_invalid(grid), cmap="Blues", vmin=0, vmax=1, **look)
     style.name_cells(ax, grid.index)
@@ -67,7 +67,7 @@ def figure_operations(shares: pd.DataFrame) -> plt.Figure:
     for ax, dtype in zip(axes[0], dtypes, strict=True):
         of = of_first[of_first["dtype"] == dtype].sort_values("order")
         grid = of.pivot(index="operation", columns="layer", values="share").loc[of["operation"].unique()]
-        mesh = _plot_shares(ax, grid, grid.columns[0] - 0.5)
+        mesh = _plot_shares(ax, grid)
         # What runs after the layers stands in a column of its own.
         last = grid.columns[-1] - 1
         ax.set_xticks([0, last // 2, last])
@@ -157,7 +157,7 @@ def figure_lengths(shares: pd.DataFrame) -> plt.Figure:
     }
     grid = pd.DataFrame(strips).T
     fig, ax = plt.subplots(figsize=(style.WIDTH, 1.5 + 0.26 * len(grid)))
-    mesh, ends = _plot_shares(ax, grid, grid.columns[0] - 0.5, edgecolors="none"), ax.get_xlim()
+    mesh, ends = _plot_shares(ax, grid, edgecolors="none"), ax.get_xlim()
     ax.hlines(np.arange(1, len(grid)), *ends, color="white", linewidth=1)
     ax.hlines(np.arange(2, len(grid), 2), *ends, color="#444444", linewidth=0.8)
     apart = 32 if grid.columns[-1] >= 64 else 4

@@ -116,9 +116,8 @@ def rows_of(reference: Scored, full: Scored, other: Scored, labels: torch.Tensor
 
 
 def _errors(reference, full, other, pooled: bool = False) -> Iterator[dict[str, float | None]]:
-    found = fp64_reference.errors(reference, full, other, pooled)
-    columns = (found.first.tolist(), found.second.tolist(), found.apart.tolist(), found.correlation.tolist())
-    for of_full, of_other, apart, correlation in zip(*columns, strict=True):
+    columns = fp64_reference.errors(reference, full, other, pooled)
+    for of_full, of_other, apart, correlation in zip(*(column.tolist() for column in columns), strict=True):
         known = correlation == correlation
         yield {"error_full": of_full, "error": of_other, "drift": apart, "correlation": correlation if known else None}
 
