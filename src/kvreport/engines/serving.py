@@ -134,8 +134,7 @@ def command_of(name: str, **asked: Any) -> list[str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
         return bound.getsockname()[1]
 
 
