@@ -23,25 +23,25 @@ def _draws(forms: pd.DataFrame) -> float:
 # Operations on equal inputs.
 CALLS = Measure(
     "share of calls that differ on bitwise identical inputs", "file", "attention and kind", "{:.1%}",
-    rows="calls of the first model", by=("attention", "kind"),
+    rows="calls", by=("attention", "kind"),
     estimate=lambda calls: estimates.share_of_rows(calls, calls["share"])[0],
-)
+).where(first=True)
 ONE_ROW, SIXTEEN_ROWS = (CALLS.where(**{"pass": rows.last(count)}) for count in (1, 16))
 LINEAR, ATTENTION = (ONE_ROW.where(attention="sdpa", kind=kind) for kind in ("linear", "attention"))
 MOST_CALLS = Measure(
     "largest share of calls that differ on bitwise identical inputs", "", "kind", "{:.1%}", "all calls of all texts",
     rows="calls", by=("kind",), estimate=computed("share", "max"),
 )
-MOST_PREFILL = MOST_CALLS.alike(rows=CALLS.rows).where(**{"pass": rows.PREFILL})
-OTHER_PRODUCTS = CALLS.alike(rows="calls but down proj", by=()).where(dtype="bfloat16")
-MOST_LINEAR = MOST_CALLS.alike(rows=CALLS.rows).where(**{"pass": rows.last(1)}, kind="linear")
+MOST_PREFILL = MOST_CALLS.where(**{"pass": rows.PREFILL}, first=True)
+OTHER_PRODUCTS = CALLS.alike(rows="calls but down proj", by=(), keep=()).where(dtype="bfloat16")
+MOST_LINEAR = MOST_CALLS.where(**{"pass": rows.last(1)}, first=True, kind="linear")
 MOST_OTHER_PRODUCTS = MOST_CALLS.alike(rows="calls but down proj", by=()).where(dtype="bfloat16")
 
 # The real decode step.
 _BEGINS = Measure(
-    "share of texts whose cached step begins to differ so", "file", "attention", "{:.0%}",
-    rows="beginnings of the first model", by=("attention",),
-)
+    "share of texts whose cached step begins to differ so", "file", "attention", "{:.0%}", rows="beginnings",
+    by=("attention",),
+).where(first=True)
 BEGINS_AT_Q, BEGINS_LATER, BEGINS_IN_THE_STEP = (
     _BEGINS.alike(estimate=share(column)) for column in ("at_q", "later", "in_the_step")
 )

@@ -56,8 +56,9 @@ def older_torch() -> list[Run]:
     return evidence.cited("where_drift_begins", "an older torch", EXPERIMENTS)["operation_replay"]
 
 
-def _of_first_model(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["model"] == rows["model"].iloc[0]]
+def of_first_model(rows: pd.DataFrame) -> pd.Series:
+    """Tell where rows are of a run's first model."""
+    return rows["model"] == rows["model"].iloc[0]
 
 
 def _differs_itself(rows: pd.DataFrame) -> pd.Series:
@@ -77,11 +78,6 @@ def operations(operation_replay: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(order=("order", "min"), share=("differs", "mean")).reset_index()
 
 
-def operations_of_the_first_model(operations: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first model's operations."""
-    return _of_first_model(operations)
-
-
 def calls(operation_replay: Run) -> pd.DataFrame:
     """Share of each text's calls that differ on equal inputs, by kind of operation."""
     rows = operation_replay.rows
@@ -90,12 +86,7 @@ def calls(operation_replay: Run) -> pd.DataFrame:
     groups = rows.groupby([*_CASE, "pass", "kind", "source", "sample"], sort=False)
     table = groups[["calls", "differing"]].sum().reset_index()
     tokens = said(operation_replay.about["settings"]["n_tokens"])
-    return table.assign(share=table["differing"] / table["calls"], tokens=tokens)
-
-
-def calls_of_the_first_model(calls: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first model's calls."""
-    return _of_first_model(calls)
+    return table.assign(share=table["differing"] / table["calls"], tokens=tokens, first=of_first_model(table))
 
 
 def kinds(calls: pd.DataFrame) -> pd.DataFrame:
@@ -105,7 +96,7 @@ def kinds(calls: pd.DataFrame) -> pd.DataFrame:
 
 def calls_but_down_proj(operation_replay: pd.DataFrame) -> pd.DataFrame:
     """Calls of one row in the first model's linear layers, without the last product of each MLP."""
-    rows = _of_first_model(operation_replay)
+    rows = operation_replay[of_first_model(operation_replay)]
     rows = rows[(rows["pass"] == LAST_ONE) & (rows["kind"] == "linear")]
     rows = rows[~rows["operation"].str.endswith("down_proj", na=False)]
     return rows.assign(share=rows["differing_calls"] / rows["calls"])
@@ -120,14 +111,10 @@ def beginnings(operation_replay: pd.DataFrame) -> pd.DataFrame:
     outside = found["layer"].isna()
     at_q = (found["layer"] == 0) & found["operation"].str.endswith("q_proj", na=False)
     return found.assign(
-        at_q=at_q, later=found["operation"].notna() & ~at_q, in_the_step=found["inputs_equal"] == 1,
+        first=of_first_model(found), at_q=at_q, later=found["operation"].notna() & ~at_q,
+        in_the_step=found["inputs_equal"] == 1,
         place=found["operation"].where(outside, "layer " + found["layer"].map("{:.0f} ".format) + found["operation"]),
     )
-
-
-def beginnings_of_the_first_model(beginnings: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first model's texts."""
-    return _of_first_model(beginnings)
 
 
 def products(gemm_map: pd.DataFrame) -> pd.DataFrame:

@@ -135,7 +135,8 @@ def by_kernel(everywhere: Mapping[str, Found]) -> pd.DataFrame:
     """Lay out which products of one row in bf16 run in which kernel, and which of them differ."""
     table = []
     for found in everywhere.values():
-        operations, ran = found["operations of the first model"], _told(found)
+        operations, ran = found["operations"], _told(found)
+        operations = operations[rows.of_first_model(operations)]
         differing = operations.query("kind == 'linear' and dtype == 'bfloat16' and attention == 'sdpa' and share > 0")
         names = {operation.rpartition(".")[2] for operation in differing["operation"]}
         linear = ran[ran["linear"] & (ran["dtype"] == "bfloat16")]
