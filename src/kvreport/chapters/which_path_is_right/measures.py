@@ -77,8 +77,8 @@ _DIRECTION = "mean change against the stock uncached pass, over its root mean sq
 LIKELIHOODS = RATIOS.where(path=(CACHED, EAGER)).alike(f"log likelihood: {_DIRECTION}", _of_likelihood, rows="logits")
 ENTROPIES = LIKELIHOODS.alike(f"entropy: {_DIRECTION}", partial(_over_scatter, "sharper"))
 SHARES_IN_COMMON = LIKELIHOODS.alike(
-    "share of the squared change of log-probabilities that all files share", _common, form="{:.3f}", rows="vocabulary"
-)
+    "share of the squared change of log-probabilities that all files share", _common, form="{:.3f}", rows="path_errors"
+).where(place="vocabulary")
 
 RATIO, CLOSER, CORRELATION, APART, LIKELIHOOD, COMMON = (
     one.where(path=CACHED) for one in (RATIOS, SHARES_CLOSER, CORRELATIONS, DISTANCES, LIKELIHOODS, SHARES_IN_COMMON)

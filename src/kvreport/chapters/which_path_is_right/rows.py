@@ -72,11 +72,6 @@ def layers(path_errors: pd.DataFrame) -> pd.DataFrame:
     return _pooled(path_errors[path_errors["place"] != "vocabulary"], [*SERIES, "place", "layer"])
 
 
-def vocabulary(path_errors: pd.DataFrame) -> pd.DataFrame:
-    """Keep the log-probabilities that are followed through the vocabulary."""
-    return path_errors[path_errors["place"] == "vocabulary"]
-
-
 def positions(logits: pd.DataFrame) -> pd.DataFrame:
     """Follow the logits' error along the text, in groups of neighbouring positions."""
     logits = logits[logits["path"] != OFF_BY_ONE]
