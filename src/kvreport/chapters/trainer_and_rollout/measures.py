@@ -46,7 +46,7 @@ LEARNED_OVER = LEARNED.alike(
     over=("arm", named.MATCHED),
 )
 LEARNED_FAULTY = LEARNED_OVER.where(arm=named.FAULTY)
-REPETITIONS = Measure("repetitions", rows="learned", estimate=distinct("repetition"), form="{:.0f}")
+REPETITIONS = Measure("repetitions", rows="policy_gradient", estimate=distinct("repetition"), form="{:.0f}")
 UPDATES = REPETITIONS.alike("updates", distinct("update"))
 
 TOKEN_TRUNCATED = OUTSIDE.alike(

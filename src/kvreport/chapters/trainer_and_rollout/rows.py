@@ -109,11 +109,7 @@ def engine(engine_rollout: Run) -> pd.DataFrame:
     return _long(engine_rollout, {name: rows[side] - rows[ENGINE] for name, side in sides.items()})
 
 
-def learned(policy_gradient: pd.DataFrame) -> pd.DataFrame:
-    """Make repetitions the units, and their updates the samples."""
-    return policy_gradient.assign(source=policy_gradient["repetition"], sample=policy_gradient["update"])
-
-
-def late(learned: pd.DataFrame) -> pd.DataFrame:
-    """Keep the last quarter of the updates."""
-    return learned[learned["update"] >= 0.75 * learned["update"].max()]
+def late(policy_gradient: pd.DataFrame) -> pd.DataFrame:
+    """Keep the last quarter of the updates; a repetition is a unit, and its updates are the samples."""
+    rows = policy_gradient[policy_gradient["update"] >= 0.75 * policy_gradient["update"].max()]
+    return rows.assign(source=rows["repetition"], sample=rows["update"])
