@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -70,9 +69,9 @@ def timer(device: torch.device, work: Callable[[], object]) -> Timed:
     return lambda: timing.timed(work, device)[1]
 
 
-def random_model(settings: BenchSettings, n_tokens: int, **options: Any) -> tuple[torch.nn.Module, torch.Tensor]:
-    """Load the full-size shape with random weights, and draw a text for it."""
-    options = {"dtype": settings.dtype} | options
-    model = loading.load(settings.shape, weights="random", device=settings.device, seed=settings.seed, **options).model
+def random_model(settings: BenchSettings, n_tokens: int, dtype: str = "") -> tuple[torch.nn.Module, torch.Tensor]:
+    """Load the full-size shape with random weights, in the bench's dtype or another, and draw a text for it."""
+    asked = {"weights": "random", "dtype": dtype or settings.dtype, "device": settings.device, "seed": settings.seed}
+    model = loading.load(settings.shape, **asked).model
     generator = torch.Generator().manual_seed(settings.seed)
     return model, torch.randint(model.config.vocab_size, (1, n_tokens), generator=generator).to(model.device)
