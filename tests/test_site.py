@@ -180,7 +180,7 @@ def test_pages_are_read_again_that_show_what_ran_again_and_all_once_other_code_f
     files = {name: tmp_path / f"{name}.md" for name in texts}
     for name, text in texts.items():
         files[name].write_text(text)
-    chapters = {files[name]: SimpleNamespace(name=name, executed=tmp_path / f"{name}.ipynb") for name in ("one", "two")}
+    chapters = {name: SimpleNamespace(name=name, executed=tmp_path / f"{name}.ipynb") for name in ("one", "two")}
     env = SimpleNamespace(found_docs=set(texts), doc2path=files.get)
     app = SimpleNamespace(kvbook_origin=None, env=env, kvbook_chapters=chapters)
 

@@ -25,20 +25,15 @@ def execute_what_is_stale(app: Sphinx) -> None:
     except UserError as error:
         # Not an exception of Sphinx: Jupyter Book would bury its one line under a trace of its own.
         raise SystemExit(f"kvbook: {error}") from None
-    app.kvbook_chapters = {chapter.source.resolve(): chapter for chapter in chapters}
+    app.kvbook_chapters = {f"chapters/{chapter.stem}": chapter for chapter in chapters}
     write_citations(chapters, app.kvbook_origin)
-
-
-def _chapter(app: Sphinx, docname: str) -> planning.Chapter | None:
-    return app.kvbook_chapters.get(Path(app.env.doc2path(docname)).resolve())
 
 
 def read_again_what_was_run_again(
     app: Sphinx, env: BuildEnvironment, _added: set[str], _changed: set[str], _removed: set[str]
 ) -> list[str]:
     """Name the pages that are to be read again: what they show has changed."""
-    chapters = {docname: chapter for docname in env.found_docs if (chapter := _chapter(app, docname)) is not None}
-    runs = {docname: planning.run_of(chapter.executed) for docname, chapter in chapters.items()}
+    runs = {docname: planning.run_of(chapter.executed) for docname, chapter in app.kvbook_chapters.items()}
     books = (evaluated.published(chapter.name) for chapter in app.kvbook_chapters.values())
     on_every_page = fingerprint.of_values([
         # What a citation says of the book, and whether there are PDFs.
@@ -62,7 +57,7 @@ def read_again_what_was_run_again(
 
 def show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
     """Join a chapter's source with its outputs."""
-    if (chapter := _chapter(app, docname)) is None:
+    if (chapter := app.kvbook_chapters.get(docname)) is None:
         return
     try:
         notebook, ran = json.loads(source[0]), published.read(chapter.executed)
