@@ -171,7 +171,7 @@ def ask(tmp_path, monkeypatch):
     def measured(experiments: str) -> tuple[pd.DataFrame, dict, bool, str]:
         write_chapter(tmp_path, experiments)
         said = io.StringIO()
-        seconds, all_of_it = execution.measure_asked([("01_one", "one", {}, ["left out"])], Build(said, 2))
+        seconds, all_of_it = execution.measure_alone([("01_one", "one", {}, ["left out"])], Build(said, 2))
         rows = [pd.read_csv(file) for file in tmp_path.glob("runs/*/*/rows.csv") if file.parent.suffix != ".partial"]
         return pd.concat(rows).sort_values("began"), seconds, all_of_it, said.getvalue()
 
@@ -217,7 +217,7 @@ def test_chapters_run_one_at_a_time_where_something_could_not_be_measured_alone(
 SCRIPT = """
 from kvreport.running import execution
 from kvreport.running.kernels import Build
-execution.measure_asked([("01_one", "one", {}, [])], Build(None, 2))
+execution.measure_alone([("01_one", "one", {}, [])], Build(None, 2))
 """
 
 

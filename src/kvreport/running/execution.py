@@ -91,8 +91,9 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
         except UserError as error:
             failures.append(str(error))
 
-    to_measure = [chapter for chapter in stale if chapter.runs_kept() is None]
-    measured, all_of_it = measure_alone(to_measure, build) if jobs > 1 else ({}, True)
+    to_measure = [chapter for chapter in stale if jobs > 1 and chapter.about.alone and chapter.runs_kept() is None]
+    asked = [(chapter.stem, chapter.package, chapter.values(), chapter.left_out) for chapter in to_measure]
+    measured, all_of_it = measure_alone(asked, build)
     # What could not be measured is tried again by its notebook, which is to be alone as well.
     build.timing = jobs == 1 or not all_of_it
     # In a thread even where there is one: an interruption then comes to this one, and not to whoever waits for a
@@ -111,19 +112,15 @@ def bring_up_to_date(chapters: Iterable[Chapter], out: TextIO | None = None) -> 
     return executed
 
 
-def measure_alone(chapters: Iterable[Chapter], build: "Build") -> tuple[dict[str, float], bool]:
-    """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded."""
-    asked = [
-        (chapter.stem, chapter.package, chapter.values(), chapter.left_out)
-        for chapter in chapters if chapter.about.alone
-    ]
-    return measure_asked(asked, build) if asked else ({}, True)
-
-
-def measure_asked(
+def measure_alone(
     asked: list[tuple[str, str, dict[str, Any], list[str]]], build: "Build"
 ) -> tuple[dict[str, float], bool]:
-    """Measure what chapters ask for by their stems, packages and parameters, but for what they leave out."""
+    """Measure what needs the machine; return the seconds by chapter, and whether all of it succeeded.
+
+    Chapters ask for it by their stems, packages and parameters, but for what they leave out.
+    """
+    if not asked:
+        return {}, True
     with (
         tempfile.TemporaryDirectory(prefix="kvbook-") as scratch,
         build.screen.job("measuring what nothing may run beside") as job,
