@@ -6,7 +6,6 @@ What is left out is as for ``kvbook check --memory 8GB``.  Set ``OMP_NUM_THREADS
 """
 
 import contextlib
-import csv
 import io
 import os
 import resource
@@ -14,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from kvbook import paths
 from kvbook.diagnosis import CheckSettings, check
@@ -53,12 +54,7 @@ def described(asked: CheckSettings, minutes: float, peak: float, by_layers: bool
 
 def add(found: dict[str, Any]) -> None:
     """Add a line, and the header before the first."""
-    is_new = not RECORDED.is_file()
-    with RECORDED.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(found), lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerow(found)
+    pd.DataFrame([found]).to_csv(RECORDED, mode="a", header=not RECORDED.is_file(), index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

@@ -110,11 +110,8 @@ def shared_bpe(style: standins.Style):
     """Read one of the two vocabularies, trained once and kept in ``data/models/tokenizers``."""
     path = paths.MODELS / "tokenizers" / f"{style}.json"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         trained = train_bpe(style, (document.text for document in corpus.documents("stdlib", "train")))
-        part = path.with_suffix(".partial")
-        trained.save(str(part))
-        part.replace(path)
+        paths.keep(path, trained.to_str(pretty=True).encode())
     return Tokenizer.from_file(str(path))
 
 
