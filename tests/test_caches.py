@@ -36,13 +36,6 @@ def other(ids):
     return [*row[:8], row[20], *row[12:20]]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "shared"), [([1, 2, 3], [1, 2, 4, 5], 2), ([1, 2], [1, 2, 3], 2), ([], [1], 0), ([2], [1], 0)]
-)
-def test_the_shared_length_is_that_of_the_longest_common_prefix(one, other, shared):
-    assert caches.shared_length(one, other) == shared
-
-
 @KINDS
 def test_what_is_reused_is_a_copy_of_the_common_prefix_bit_for_bit(llama, prompt, other, kind):
     cache = filled(llama, prompt, kind)
@@ -63,7 +56,7 @@ def test_safe_reuse_writes_the_tokens_of_no_reuse_and_reuse_as_it_is_does_not(re
     model = request.getfixturevalue(model)
     cache = filled(model, prompt, kind, room=60)
     # Another prompt, the same one, a part of it, and one with nothing in common.
-    for wanted in (other, prompt, prompt[:5], [prompt[0] + 1, *other[1:]]):
+    for wanted in (other, prompt, prompt[:5], [prompt[0] - 1, *other[1:]]):
         assert written(model, wanted, caches.reusable(cache, prompt, wanted)) == written(model, wanted)
     # Control: the cache as it is holds the tokens of another prompt from place 8 on.
     assert written(model, other, copy.deepcopy(cache))[0] != written(model, other)[0]
