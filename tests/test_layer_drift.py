@@ -1,7 +1,5 @@
 """The experiments of issue 25420 on small checkpoints in a local folder."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -192,28 +190,12 @@ def test_a_dtype_is_held_against_the_next_finer_one_and_against_no_other(dtypes,
     assert measures._finer("bfloat16", ["bfloat16", *dtypes]) == finer
 
 
-# A default build can disagree with the book: a layer with random weights changes the sentence that is named here.
-
-
-def with_a_random_layer(model):
-    generator = torch.Generator().manual_seed(0)
-    for weight in model.get_decoder().layers[15].parameters():
-        weight.data.normal_(generator=generator)
-    return nullcontext()
-
-
-@pytest.mark.parametrize(("harm", "differ"), [(None, set()), (with_a_random_layer, {"growth-is-a-tenth"})])
-def test_a_random_layer_changes_the_statement_named_and_the_real_model_changes_none(
-    harm, differ, monkeypatch, injected, runs, real_model
-):
+def test_a_default_build_with_the_real_model_differs_from_the_book_in_no_statement(monkeypatch, runs, real_model):
     # Neither is the model that another test has left, nor does another test get this one.
     monkeypatch.setattr(kept, "_kept", {})
-    if harm:
-        injected(harm)
     # A default build but for its length, which changed no outcome on an EPYC, and for fp16, in which many a processor
-    # is slow; a harm shows in fp32 too.
-    dtypes = ["float32"] if harm else ["float32", "bfloat16"]
-    compared = against_the_book("layer_drift", by_layer.EXPERIMENT, n_tokens=24, dtypes=dtypes)
-    assert {name for name, word in compared.items() if word == "differs"} == differ
+    # is slow.
+    compared = against_the_book("layer_drift", by_layer.EXPERIMENT, n_tokens=24, dtypes=["float32", "bfloat16"])
+    assert "differs" not in compared.values()
     # On some processors one fewer is comparable.
-    assert list(compared.values()).count("agrees") >= (1 if harm else 3)
+    assert list(compared.values()).count("agrees") >= 3
