@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -46,13 +44,6 @@ def test_the_versions_are_printed_with_those_of_the_libraries(kvbook_here):
     done = kvbook_here("--version")
     expected = f"kvbook {__version__}, torch {torch.__version__}, transformers {metadata.version('transformers')}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
-
-
-@pytest.mark.slow
-def test_so_it_is_in_a_process_of_its_own_where_libraries_are_imported_on_the_way():
-    command = [sys.executable, "-m", "kvbook", "run", "layer_drift", "model=nosuch"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
 
 
 def test_memory_and_minutes_are_predicted_and_the_families_are_listed(kvbook_here, llama_folder):
