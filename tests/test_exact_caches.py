@@ -39,16 +39,6 @@ def test_every_way_is_measured_under_both_arithmetics(measured):
     assert len(rows) == 2 * 2 * 2 * 7
 
 
-def test_published_rows_of_the_real_model_reach_from_17_to_2049_tokens_in_every_dtype_on_one_thread_and_on_two():
-    rows = found_in.printed("exact_caches")["exact_lengths"]
-    assert set(rows["model"]) == {"SmolLM2-135M-Instruct"}
-    longest = rows[rows["n_tokens"] == 2049]
-    assert rows["n_tokens"].min() == 17
-    assert set(zip(longest["dtype"], longest["threads"], strict=True)) == {
-        (dtype, threads) for dtype in ("float32", "float16", "bfloat16") for threads in (1, 2)
-    }
-
-
 @pytest.mark.parametrize("length", [2, 17, 300, 2049])
 def test_uneven_chunks_make_up_a_text_of_any_length_wherever_they_begin(length):
     cuts = [lengths.uneven(length, first) for first in range(len(lengths.CHUNKS))]
