@@ -31,7 +31,6 @@ def execute(tmp_path_factory):
 @pytest.mark.parametrize(("chapter", "second", "texts", "figure", "parameters"), [
     ("06_layer_drift", "reference_model", "corpus", "fig-layer-drift",
      {"n_tokens": 12, "n_new_tokens": 4, "dtypes": "float32,bfloat16"}),
-    ("09_blog_past", "families", "corpus", "fig-past-variants", {"quantizations": "none"}),
     ("13_trainer_and_rollout", "model", "corpus", "fig-rollout-ways", {"new_tokens": 8, "n_updates": 1}),
     ("14_serving_engines", "model", "populations", "fig-engine-ways", {"prompt_tokens": 34}),
 ])
