@@ -2,7 +2,7 @@
 
 import ast
 import importlib
-import pkgutil
+import pydoc
 import re
 
 import kvreport  # noqa: F401 -- adds itself to the packages
@@ -13,18 +13,9 @@ REFERENCE = re.compile(r"(?::(?:mod|func|class|meth|data):`~?|automodule:: )(kv(
 SECTION = re.compile(r"^ *(Parameters|Returns|Yields|Raises)\n *-{4,}$", re.MULTILINE)
 
 
-def is_there(name: str) -> bool:
-    """Tell whether there is such a module, or such a name in one."""
-    try:
-        pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
 def to_nothing(text: str) -> list[str]:
     """List the references to names that do not exist."""
-    return [target for target in REFERENCE.findall(text) if not is_there(target)]
+    return [target for target in REFERENCE.findall(text) if pydoc.locate(target) is None]
 
 
 def test_every_reference_to_our_own_names_one_that_exists_and_control_a_reference_to_nothing_is_found():
