@@ -89,11 +89,12 @@ def test_what_a_model_writes_fits_a_tables_cell_as_code(text):
     assert fence not in cell[len(fence) : -len(fence)]
 
 
-def test_the_list_names_every_hub_id_and_every_stand_in_that_is_there():
+def test_the_list_names_every_hub_id_with_its_size_and_every_stand_in_that_is_there():
     lines = listing.text().splitlines()
     for family in registry.families().values():
         for architecture in family.architectures:
-            assert sum(architecture.hub_id in line for line in lines) == 1
+            (line,) = (line for line in lines if architecture.hub_id in line)
+            assert f"{architecture.parameters:,}" in line
     assert sum("ships with the book" in line for line in lines) == len(sources.families_with("stand-in"))
 
 
