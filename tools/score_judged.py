@@ -88,8 +88,8 @@ def groups() -> Iterator[tuple[str, str, dict[str, pd.DataFrame]]]:
             ways = {way: part.reset_index(drop=True) for way, part in rows.groupby("way")}
             about = ways[CACHED[0]]
             keys = pd.DataFrame({"id": about["sample"] + 1000 * number, "position": about["position"], "token": 0})
-            found = {way: keys.assign(logprob=ways[way]["dlogp"] - ways[way]["nll"]) for way in (*CACHED, WRONG)}
-            found |= {way: keys.assign(logprob=ways[way]["dlogp"] - ways[way]["nll"]) for way in STATELESS[1:]}
+            others = (*CACHED, WRONG, *STATELESS[1:])
+            found = {way: keys.assign(logprob=ways[way]["dlogp"] - ways[way]["nll"]) for way in others}
             found[WHOLE] = keys.assign(logprob=-about["nll"])
             together.setdefault((processor, str(dtype)), []).append(found)
             yield processor, str(dtype), found

@@ -59,9 +59,9 @@ class Measured:
         return f"{self.series} {number}".strip()
 
 
-def with_units(measured: Iterable[Measured], unit: str, form: str = "{:.0%}") -> str:
+def with_units(measured: Iterable[Measured], unit: str, form: str) -> str:
     """Write estimates with their intervals, and how many independent units they are from."""
-    return "; ".join(f"{one.estimate.text(form)}, {one.units} {unit}" for one in measured) or "not run"
+    return "; ".join(f"{one.estimate.text(form)}, {one.units} {unit}" for one in measured)
 
 
 @dataclass(frozen=True)

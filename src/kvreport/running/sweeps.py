@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvbook import UserError, fingerprint, refusing
-from kvbook.settings import faults_of, read_yaml
+from kvbook.settings import Count, Text, faults_of, read_yaml
 from kvreport.running import catalogue
 
 
@@ -26,8 +26,8 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str | int) else value
 
 
-Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
-Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
+Names = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
+Lengths = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
 
 # The setting that an axis sets, whichever of these an experiment has.
 _FIELDS = {

@@ -149,11 +149,10 @@ def _gauge() -> dict[str, Any]:
     of_all = of_all[(of_all["document"] == drifts.REUSE) & (of_all["model"] == of_all["model"].iloc[0])]
     gauges = []
     for loop, (words, *_, symptom, verdict, how) in LOOPS.items():
-        medians = of_all[of_all["symptom"] == symptom].groupby("dtype")["drift"].median()
-        there = [dtype for dtype in DTYPES if dtype in medians]
-        told = ", ".join(f"{wording.DTYPES[dtype]} {wording.power_of_ten(medians[dtype])}" for dtype in there)
+        medians = of_all[of_all["symptom"] == symptom].groupby("dtype")["drift"].median().reindex(DTYPES).dropna()
+        told = ", ".join(f"{wording.DTYPES[dtype]} {wording.power_of_ten(drift)}" for dtype, drift in medians.items())
         about = {"loop": loop, "words": words, "verdict": verdict, "how": how, "told": told}
-        dots = [(dtype, _place(medians[dtype])) for dtype in there]
+        dots = [(dtype, _place(drift)) for dtype, drift in medians.items()]
         gauges.append(about | {"dots": dots, "labels": _labels(medians)})
     return {"drifts": gauges, "ticks": [(power, _place(10.0**power)) for power in (-15, -10, -5, 0)]}
 
@@ -161,7 +160,7 @@ def _gauge() -> dict[str, Any]:
 def _labels(medians: pd.Series) -> list[tuple[str, str]]:
     """Name the dots from left to right, those that lie on one another together, and say where the label stands."""
     found: list[tuple[str, float]] = []
-    for dtype, drift in medians[medians.index.isin(DTYPES)].sort_values().items():
+    for dtype, drift in medians.sort_values().items():
         words, place = wording.DTYPES[dtype], _place(drift)
         if found and place - found[-1][1] < NARROW:
             words = f"{found.pop()[0]}, {words}"

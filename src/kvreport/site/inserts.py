@@ -67,10 +67,8 @@ def fill(text: str, chapters: Sequence[Chapter], page: Path) -> str:
     # Models and processors behind the numbers of the list item that the mark ends.
     def origins(mark: re.Match[str]) -> str:
         item = re.split(r"^\d+\. ", text[: mark.start()], flags=re.MULTILINE)[-1]
-        asked = [(role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None]
-        books = {chapter: published(chapter) for chapter, _ in asked}
-        asked = [(books[chapter], what) for chapter, what in dict.fromkeys(asked)]
-        found = (book["behind"][what] for book, what in asked if book["numbers"])
+        asked = dict.fromkeys((role["chapter"], role["what"]) for role in ROLE.finditer(item) if role["maker"] is None)
+        found = (published(chapter)["behind"][what] for chapter, what in asked if published(chapter)["numbers"])
         return sentences.made_on(one for of_number in found for one in of_number)
 
     return ROLE.sub(measured, _MARK.sub(part, re.sub("<!-- made on -->", origins, text)))
