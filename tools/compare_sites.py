@@ -41,28 +41,22 @@ def lines_of(page: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("note = {")]
 
 
-def data_of(site: Path) -> dict[str, Path]:
-    """List the published data by the name of its figure or table."""
-    return {path.stem: path for path in site.rglob("*.csv") if not _OWN_RUN.search(path.stem)}
+def contents(site: Path) -> dict[str, list[str]]:
+    """Read the lines of pages, and of the published data by the name of its figure or table."""
+    data = [path for path in site.rglob("*.csv") if not _OWN_RUN.search(path.stem)]
+    found = {f"data {path.stem}": path.read_text("utf-8").splitlines() for path in data}
+    return found | {f"page {path.relative_to(site)}": lines_of(path) for path in site.rglob("*.html")}
 
 
 def differences(old: Path, new: Path) -> Iterator[str]:
     """Name what differs between two sites, the lines that left with a minus and those that came with a plus."""
-    for kind, found in (
-        ("page", [{str(path.relative_to(site)): path for path in site.rglob("*.html")} for site in (old, new)]),
-        ("data", [data_of(site) for site in (old, new)]),
-    ):
-        for name in sorted(set(found[0]) | set(found[1])):
-            if missing := [site for site, paths in zip((old, new), found, strict=True) if name not in paths]:
-                yield f"{kind} {name}: not in {missing[0]}"
-                continue
-            one, other = (
-                lines_of(paths[name]) if kind == "page" else paths[name].read_text("utf-8").splitlines()
-                for paths in found
-            )
-            changed = [line for line in difflib.ndiff(one, other) if line[0] in "+-"]
-            if changed:
-                yield "\n".join([f"{kind} {name}:", *changed])
+    before, after = contents(old), contents(new)
+    # Pages first.
+    for name in sorted({*before, *after}, key=lambda name: (name.startswith("data "), name)):
+        if name not in before or name not in after:
+            yield f"{name}: not in {new if name in before else old}"
+        elif changed := [line for line in difflib.ndiff(before[name], after[name]) if line[0] in "+-"]:
+            yield "\n".join([f"{name}:", *changed])
 
 
 def main() -> int:

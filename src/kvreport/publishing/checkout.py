@@ -14,9 +14,10 @@ from pathlib import Path
 from kvbook.settings import read_yaml
 
 # https://host/owner/name(.git), with or without credentials; git@host:owner/name.git;
-# ssh://git@host/owner/name.git
+# ssh://git@host/owner/name.git; of the hosts whose addresses for "edit" and "new issue" the theme knows.
 _REMOTE = re.compile(
-    r"^(?:https?://|ssh://)?(?:[^@/]+@)?(?P<host>[\w.-]+)(?::\d+)?[:/](?P<path>[\w.-]+/[\w./-]+?)(?:\.git)?/?$"
+    r"^(?:https?://|ssh://)?(?:[^@/]+@)?(?P<host>git(?:hub|lab)\.com)(?::\d+)?"
+    r"[:/](?P<path>[\w.-]+/[\w./-]+?)(?:\.git)?/?$"
 )
 
 
@@ -70,10 +71,7 @@ def of(folder: Path) -> Origin:
 def web_address(remote: str) -> str | None:
     """Turn a git remote into the address of its pages."""
     match = _REMOTE.match(remote.strip())
-    # The hosts whose addresses for "edit" and "new issue" the theme knows.
-    if match is None or match["host"] not in ("github.com", "gitlab.com"):
-        return None
-    return f"https://{match['host']}/{match['path']}"
+    return f"https://{match['host']}/{match['path']}" if match else None
 
 
 def find_repository(folder: Path) -> str | None:
