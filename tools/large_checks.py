@@ -36,18 +36,14 @@ def measured(asked: CheckSettings) -> dict[str, Any]:
         found = check.check(asked)
     minutes = (time.perf_counter() - start) / 60
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return described(asked, minutes, peak, _BY_STEPS not in told.getvalue(), found.verdict)
-
-
-def described(asked: CheckSettings, minutes: float, peak: float, by_layers: bool, verdict: str) -> dict[str, Any]:
-    """Write a line of the file."""
     config, about = loading.config_of(asked.model, "random"), machine.describe("cpu")
     predicted = costs.streamed_bytes(config, asked.dtypes, asked.n_samples * asked.n_tokens)
     return {
         "model": Path(asked.model).name if Path(asked.model).is_dir() else asked.model,
         "parameters": loading.parameter_count(config), "texts": asked.n_samples, "tokens": asked.n_tokens,
         "minutes": round(minutes, 1), "peak_gb": round(peak / 1e9, 2), "predicted_gb": round(predicted / 1e9, 2),
-        "by_layers": by_layers, "verdict": verdict, "threads": os.environ["OMP_NUM_THREADS"],
+        "by_layers": _BY_STEPS not in told.getvalue(), "verdict": found.verdict,
+        "threads": os.environ["OMP_NUM_THREADS"],
         "processor": processors.label([about]), "torch": about["torch"], "transformers": about["transformers"],
     }
 
