@@ -17,7 +17,8 @@ UNCACHED = (1, 2, 3, 4)
 
 def answers(cached: tuple[int, ...], question: str = "Why?") -> pd.DataFrame:
     """Make one model's answers to a question, with reuse and without; another one's, whose tokens are all 0, follow."""
-    about = {"dtype": "bfloat16", "case": reuse.CHAT, "item": question}
+    about = {"dtype": "bfloat16", "case": reuse.CHAT, "item": question, "cache": "dynamic"}
+    about |= dict.fromkeys(("prefix_tokens", "shared_tokens", "prompt_tokens", "fed_tokens"), 1)
     ways = {reuse.NO_REUSE: UNCACHED, reuse.SHARED: cached}
     rows = [
         about | {"model": name, "way": way, "step": step, "token": token * of, "text": f"t{token}", "margin": token / 8}

@@ -73,8 +73,9 @@ def continuations(prompt_reuse: pd.DataFrame, reused_questions: pd.DataFrame | N
     # Every seed's run has the thread's own prompts.
     steps = rows.drop_duplicates([*keys, "step"]).sort_values("step", kind="stable").groupby(keys, sort=False)
     of_all = [name for name in rows if name not in (*keys, "step", "token", "text", "margin")]
-    found = steps[of_all].first().assign(tokens=steps["token"].agg(tuple), words=steps["text"].agg(tuple)).reset_index()
-    uncached = found.loc[found["way"] == NO_REUSE, [*prompt, "tokens"]]
+    written = steps.agg(tokens=("token", tuple), words=("text", tuple), margins=("margin", tuple))
+    found = steps[of_all].first().join(written).reset_index()
+    uncached = found.loc[found["way"] == NO_REUSE, [*prompt, *written]]
     found = found.merge(uncached, on=prompt, suffixes=("", "_uncached"))
     equal = found["tokens"] == found["tokens_uncached"]
     return found.assign(
@@ -85,19 +86,13 @@ def continuations(prompt_reuse: pd.DataFrame, reused_questions: pd.DataFrame | N
 
 
 def answers(reused_questions: pd.DataFrame) -> pd.DataFrame:
-    """Set each answer to a further question beside the one without reuse, and say where they first differ."""
-    question = ["model", "dtype", "case", "item"]
-    written = {"tokens": ("token", tuple), "words": ("text", tuple), "margins": ("margin", tuple)}
-    texts = reused_questions["text"].fillna("").astype(str)
-    steps = reused_questions.assign(text=texts).sort_values("step", kind="stable")
-    answers = steps.groupby([*question, "way"], sort=False).agg(**written).reset_index()
-    alone = answers[answers["way"] == NO_REUSE].drop(columns="way")
-    both = answers[answers["way"] != NO_REUSE].merge(alone, on=question, suffixes=("", "_uncached"))
+    """Say of each answer to a further question where it first differs from the one without reuse."""
+    both = continuations(reused_questions)
+    both = both[both["way"] != NO_REUSE].rename(columns={"prompt": "item"})
     pairs = zip(both["tokens"], both["tokens_uncached"], strict=True)
     both = both.assign(first=[first_difference(one, other) for one, other in pairs])
     return both.assign(
-        kept=both["first"] == float("inf"), lead=_at_first(both, "margins"),
-        lead_uncached=_at_first(both, "margins_uncached"),
+        kept=both["equal"], lead=_at_first(both, "margins"), lead_uncached=_at_first(both, "margins_uncached")
     )
 
 
