@@ -77,23 +77,18 @@ def variants(model: PreTrainedModel, shallower: bool = True) -> list[Variant]:
     if kind == "roberta":
         return list(_of_roberta(model, shallower))
 
-    def call(use_cache: bool, ids: torch.Tensor) -> Split:
+    def call(ids: torch.Tensor, use_cache: bool = True, **switches) -> Split:
         with patch.object(model.config, "use_cache", use_cache):
-            return split_call(model, ids)
+            return split_call(model, ids, **switches)
 
+    calls = {named.NATIVE: {}}
     if kind == "mpt":
-        calls = {named.CACHE_OFF: functools.partial(call, False), named.NATIVE: functools.partial(call, True)}
+        calls = {named.CACHE_OFF: {"use_cache": False}} | calls
     elif kind == "falcon":
-        where = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
-        calls = {
-            named.NATIVE: lambda ids: split_call(model, ids),
-            named.UPPER_LEFT: lambda ids: split_call(model, ids, upper_left_mask),
-            named.NO_OFFSET: lambda ids: split_call(model, ids, **where),
-            named.BOTH: lambda ids: split_call(model, ids, upper_left_mask, **where),
-        }
-    else:
-        calls = {named.NATIVE: functools.partial(call, True)}
-    return [Variant(name, model, call) for name, call in calls.items()]
+        mask = {"last_step": upper_left_mask}
+        rotary = {"position_ids": torch.zeros((1, 1), dtype=torch.long, device=model.device)}
+        calls |= {named.UPPER_LEFT: mask, named.NO_OFFSET: rotary, named.BOTH: mask | rotary}
+    return [Variant(name, model, functools.partial(call, **switches)) for name, switches in calls.items()]
 
 
 def _of_roberta(masked: PreTrainedModel, shallower: bool) -> Iterator[Variant]:
