@@ -166,7 +166,9 @@ FULL_BYTES = _fact(
     "bytes of a full static cache over those of a dynamic one", "static_memory", _bytes_over, "{:.2f}", "length",
     by=("cache", "n_tokens"), over=_STATIC_OVER_DYNAMIC,
 ).where(cache="static")
-LEN_OF_KEYS = _fact("len of the keys", "keys", lambda of: of["first_dimension"].max(), series="cache", by=("cache",))
+LEN_OF_KEYS = _fact(
+    "len of the keys", "static_shapes", lambda of: of["first_dimension"].max(), series="cache", by=("cache",)
+).where(cache=rows.KINDS[1:])
 SHAPES = Measure("share of the document's 15 printed shapes that are equal", rows="shapes", estimate=part("equal"))
 SHARED = _fact(
     "share of the text before static and dynamic differ", "divergences", "share", "{:.0%}", by=("dtype",)

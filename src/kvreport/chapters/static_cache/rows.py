@@ -64,21 +64,17 @@ def _tokens_per_s(steps: pd.DataFrame) -> float:
 
 def speeds(timed: pd.DataFrame) -> pd.DataFrame:
     """Return tokens a second of each way and repeat; with the prefill too, where all steps were timed."""
-    whole = timed[timed["phase"] == WHOLE]
-    calls = whole.assign(tokens_per_s=whole["n_steps"] / whole["seconds"])
-    calls = calls.assign(whole_tokens_per_s=calls["tokens_per_s"])
-    prefills = timed[timed["phase"] == PREFILL].set_index(["way", "repeat"])["seconds"]
-    keys, decoded = [*WAY, "way", "repeat"], steps(timed)
-    loop = [
-        {
-            **dict(zip(keys, key, strict=True)), "tokens_per_s": _tokens_per_s(of),
-            "whole_tokens_per_s": (len(of) + 1) / (of["seconds"].sum() + prefills.get(key[-2:], np.nan)),
-        }
-        for way in timed.loc[timed["engine"] == LOOP, "way"].unique()
-        for key, of in decoded[decoded["way"] == way].groupby(keys)
-    ]
-    columns = [*keys, "tokens_per_s", "whole_tokens_per_s"]
-    found = pd.concat([calls[columns], pd.DataFrame(loop, columns=columns)], ignore_index=True)
+    keys, whole = [*WAY, "way", "repeat"], timed[timed["phase"] == WHOLE]
+    calls = whole[keys].assign(tokens_per_s=whole["n_steps"] / whole["seconds"])
+    decoded = steps(timed).groupby(keys)
+    prefill_s = timed[timed["phase"] == PREFILL].groupby(keys)["seconds"].first()
+    # A group's own `sum` adds up otherwise than a column's, by which the recorded estimates were made.
+    whole_s = decoded["seconds"].agg(lambda seconds: seconds.sum()) + prefill_s
+    loop = pd.DataFrame({
+        "tokens_per_s": decoded.apply(_tokens_per_s), "whole_tokens_per_s": (decoded.size() + 1) / whole_s
+    }).reset_index()
+    loop = loop.sort_values("way", key=lambda ways: ways.map(list(timed["way"].unique()).index), kind="stable")
+    found = pd.concat([calls.assign(whole_tokens_per_s=calls["tokens_per_s"]), loop], ignore_index=True)
     return found.assign(compilation=found["compiled"].map({0: "eager", 1: "compiled"}))
 
 
@@ -180,11 +176,6 @@ def early_bytes(static_shapes: pd.DataFrame) -> pd.DataFrame:
     """Return the bytes of keys and values behind the document's five steps."""
     last = static_shapes.groupby("cache")["kv_bytes"].last().reset_index()
     return last.assign(mib=last["kv_bytes"] / 2**20)
-
-
-def keys(static_shapes: pd.DataFrame) -> pd.DataFrame:
-    """Keep the steps after which there is a cache."""
-    return static_shapes.dropna(subset="first_dimension")
 
 
 def fed(static_shapes: pd.DataFrame) -> pd.DataFrame:
