@@ -134,9 +134,9 @@ PERPLEXITY_OF_CACHE, PERPLEXITY_OF_FP8 = (PERPLEXITY.where(way=way) for way in (
 DIVERGENCE_OF_CACHE = DIVERGENCE.where(way=named.CACHED)
 ONE_IN = EQUAL.alike("tokens to one flip that is expected", counted(_one_in), form="{:,.0f}").where(way=named.CACHED)
 LARGEST_MARGIN = Measure(
-    "largest margin in ulps at which only rounding flips the top-1 token", form="{:.3g}", rows="flips by rounding",
+    "largest margin in ulps at which only rounding flips the top-1 token", form="{:.3g}", rows="rounding",
     estimate=counted(lambda rows: rows["ulps"].max()),
-)
+).where(flip=1)
 NARROW = EQUAL.alike(
     "share of tokens with a narrow margin", lambda rows: part("narrow")(rows.assign(narrow=rows["ulps"] <= _FEW.value))
 ).where(way=named.CACHED)
@@ -216,8 +216,9 @@ BY_POSITION = Measure(
 def _growth(name: str, column: str) -> Measure:
     """Compare some positions with the same texts' first ones."""
     over = f"{name}, over that at the same texts' first positions"
-    rows = "by position" if column.startswith("error") else "drifting"
-    return BY_POSITION.alike(over, _over_the_same_texts(column), form="{:.2f}", rows=rows, over=("bin", 0))
+    rows = "long ways" if column.startswith("error") else "passes apart"
+    growth = BY_POSITION.alike(over, _over_the_same_texts(column), form="{:.2f}", rows=rows, over=("bin", 0))
+    return growth.where(way=named.DYNAMIC)
 
 
 DIVERGENCE_GROWTH, DRIFT_GROWTH = _growth(BY_POSITION.name, "kl"), _growth("drift between the two passes", "drift")

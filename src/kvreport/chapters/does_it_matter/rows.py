@@ -82,6 +82,8 @@ UNPADDED, LEFT, RIGHT = PADDINGS = ("no padding", "left padding", "right padding
 DYNAMIC, PREALLOCATED, PREFIX, LOOKUP, NO_CACHE = CACHES = (
     "dynamic cache", "static cache", "prefix reused", "prompt lookup", "no cache"
 )
+# A single text without padding on a dynamic cache.
+REFERENCE = {"batch": SINGLE, "padding": UNPADDED, "cache": DYNAMIC}
 # Of the dtype, in which all levels are tried, the other level.
 IN_FP32 = "fp32 instead"
 # Two largest logits that are as few ulps apart can change places by rounding once.
@@ -98,10 +100,9 @@ class Cell(NamedTuple):
     cache: str
 
     @property
-    def changes(self) -> list[str]:
-        """What differs from a single text without padding on a dynamic cache."""
-        reference = (SINGLE, UNPADDED, DYNAMIC)
-        return [level for level, usual in zip(self[1:], reference, strict=True) if level != usual]
+    def changes(self) -> dict[str, str]:
+        """What differs from the reference, by factor."""
+        return {factor: level for factor, level in self._asdict().items() if level != REFERENCE.get(factor, level)}
 
 
 # Why a cell makes no sense, and which do; the first reason counts.
@@ -187,11 +188,6 @@ def rounding(changes: pd.DataFrame) -> pd.DataFrame:
     return changes[changes["way"].isin(ROUNDING)]
 
 
-def flips_by_rounding(rounding: pd.DataFrame) -> pd.DataFrame:
-    """Keep the tokens whose top-1 token such a change flips."""
-    return rounding[rounding["flip"] > 0]
-
-
 def quantized(quantized_caches: pd.DataFrame) -> pd.DataFrame:
     """Add what stays the same on caches of few bits."""
     rows = quantized_caches
@@ -252,14 +248,18 @@ def texts(first_divergence: Run) -> pd.DataFrame:
 
 def _between_dtypes(rows: pd.DataFrame) -> pd.DataFrame:
     """Hold the uncached texts of each dtype against those of the other one, in rows of a further way."""
-    table, written = [], rows[rows["way"] == BASELINE]
-    for (choice, sample), texts in written.groupby(["choice", "sample"], sort=False):
-        by_dtype = {dtype: str(path).split() for dtype, path in zip(texts["dtype"], texts["path"], strict=True)}
-        for dtype, path in by_dtype.items():
-            if other := by_dtype.get("bfloat16" if dtype == "float32" else "float32"):
-                parted = any(one != two for one, two in zip(path, other, strict=False))
-                table.append((dtype, choice, OTHER_DTYPE, sample, int(parted)))
-    return pd.DataFrame(table, columns=["dtype", "choice", "way", "sample", "parted"])
+    of = ["dtype", "choice", "sample"]
+    written = rows.loc[rows["way"] == BASELINE, [*of, "path"]]
+    other = written["dtype"].map(lambda dtype: "bfloat16" if dtype == "float32" else "float32")
+    both = written.assign(other=other).merge(written, left_on=["other", *of[1:]], right_on=of, suffixes=("", "_other"))
+    steps = map(_first_difference, both["path"], both["path_other"])
+    return both[of].assign(way=OTHER_DTYPE, parted=[int(step is not None) for step in steps])
+
+
+def _first_difference(path: str, other: str) -> int | None:
+    """Find the first step at which two texts have different tokens; None where none has, or one has ended."""
+    tokens = zip(str(path).split(), str(other).split(), strict=False)
+    return next((step for step, (one, two) in enumerate(tokens) if one != two), None)
 
 
 def divergences(first_divergence: pd.DataFrame) -> pd.DataFrame:
@@ -278,14 +278,13 @@ def one_change(usage_factorial: pd.DataFrame) -> pd.DataFrame:
     written = {key: rows.set_index("sample") for key, rows in usage_factorial.groupby(keys, sort=False)}
     for (dtype, *rest), texts in written.items():
         cell = Cell(*rest)
-        usual = zip(Cell._fields[1:], (SINGLE, UNPADDED, DYNAMIC), strict=True)
-        pairs = [(getattr(cell, factor), (dtype, *cell._replace(**{factor: level}))) for factor, level in usual]
-        pairs = [(change, other) for change, other in pairs if change in cell.changes]
-        if not cell.changes and dtype != "float32":
+        changes = cell.changes
+        pairs = [(level, (dtype, *cell._replace(**{factor: REFERENCE[factor]}))) for factor, level in changes.items()]
+        if not changes and dtype != "float32":
             pairs.append((IN_FP32, ("float32", *cell)))
         for change, other in pairs:
             if other in written:
-                beside = ", ".join(level for level in cell.changes if level != change)
+                beside = ", ".join(level for level in changes.values() if level != change)
                 about = {"dtype": dtype, "choice": cell.choice, "change": change, "beside": beside}
                 found += [about | row for row in _differences(written[other], texts)]
     return pd.DataFrame(found).sort_values("change", key=lambda of: of.map(CHANGES.index), kind="stable")
@@ -301,8 +300,7 @@ def _differences(usual: pd.DataFrame, other: pd.DataFrame) -> Iterator[dict]:
     """Compare texts: the first token that differs, and how far the two largest logits are apart there, in ulps."""
     for sample, one in usual.iterrows():
         two = other.loc[sample]
-        ids = zip(str(one["path"]).split(), str(two["path"]).split(), strict=False)
-        step = next((step for step, (first, second) in enumerate(ids) if first != second), None)
+        step = _first_difference(one["path"], two["path"])
         known = step is not None and isinstance(one["gaps"], str)
         gap = min(float(of["gaps"].split()[step]) for of in (one, two)) if known else np.nan
         yield {
@@ -319,7 +317,7 @@ def after(after_divergence: pd.DataFrame) -> pd.DataFrame:
 def long_ways(long_contexts: pd.DataFrame) -> pd.DataFrame:
     """Compare the errors of both passes along long texts, by the way in which the cached one was fed."""
     # Runs of before the static cache name no way.
-    ways = long_contexts["way"].fillna(DYNAMIC) if "way" in long_contexts else DYNAMIC
+    ways = long_contexts["way"].fillna(DYNAMIC)
     return long_contexts.assign(way=ways, ratio=long_contexts["error"] / long_contexts["error_full"])
 
 
@@ -331,11 +329,6 @@ def by_position(long_ways: pd.DataFrame) -> pd.DataFrame:
 def passes_apart(long_ways: pd.DataFrame) -> pd.DataFrame:
     """Keep the dtypes in which the two passes differ at all: 0 over 0 is no growth."""
     return long_ways[long_ways.groupby("dtype")["drift"].transform("max") > 0]
-
-
-def drifting(passes_apart: pd.DataFrame) -> pd.DataFrame:
-    """Keep the dynamic cache of these."""
-    return by_position(passes_apart)
 
 
 def in_whole_pieces(long_ways: pd.DataFrame) -> pd.DataFrame:
