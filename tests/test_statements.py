@@ -404,6 +404,14 @@ def test_a_run_as_large_as_the_books_differs_where_it_finds_none_and_a_smaller_o
     assert (own["outcome"], own["comparison"]) == ("fails", comparison)
 
 
+def test_a_run_is_as_large_as_the_rows_that_a_sentence_counts_and_no_larger_for_others_of_the_frame():
+    found = next(iter(published("where_drift_begins").values()))
+    measure, calls = measures_of("where_drift_begins").MOST_PREFILL, found["calls"]
+    counted = calls[calls["first"] & (calls["pass"] == dict(measure.keep)["pass"][0])]
+    assert evaluated._rows_behind(Statement(every(measure, "above", NONE)), found) == len(counted)
+    assert 0 < len(counted) < len(calls)
+
+
 def test_a_run_is_held_against_its_own_kind_of_processor_where_that_was_recorded_and_decided():
     published = {"processor": "one", "processors": {"one": "holds", "another": "fails", "a third": "not resolved"}}
     assert evaluated._to_compare(published, ["another"]) == ("another", "fails")

@@ -151,9 +151,8 @@ def _checked(statement: statements.Statement, results: Mapping[str, Found]) -> d
 
 
 def _rows_behind(statement: statements.Statement, found: Found) -> int:
-    """Count the rows that a statement's check reads."""
-    table = found[statement.must.quantity.rows]
-    return 0 if table is None else len(table)
+    """Count the rows that a statement's check reads; of a frame, those alone that its measure counts."""
+    return sum(len(counted) for counted, *_ in statement.must.quantity.groups(found).values())
 
 
 def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[str, str] | None = None):
