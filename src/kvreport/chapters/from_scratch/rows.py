@@ -95,12 +95,10 @@ def divergences(scratch_texts: pd.DataFrame) -> pd.DataFrame:
     """Find where the greedy texts of the reply's cache and of its own window diverge."""
     greedy = scratch_texts[scratch_texts["choice"] == "greedy"]
     texts = greedy.pivot(index=["sample", "block"], columns="way", values="text").reset_index()
-    pairs = zip(texts[REPLYS_WINDOW], texts[REPLY], strict=True)
-    first = [next((i for i, two in enumerate(zip(*pair, strict=False)) if len(set(two)) > 1), None) for pair in pairs]
-    texts = texts[["sample", "block"]].assign(first=pd.array(first, "Int64"))
+    pairs = zip(texts[REPLYS_WINDOW], texts[REPLY], texts["block"], strict=True)
     # The character after a full block is still chosen from within it.
-    diverges = (texts["first"] <= texts["block"]).fillna(False).astype(bool)
-    return texts.assign(diverges=diverges, equal=~diverges)
+    diverges = pd.Series([one[: block + 1] != other[: block + 1] for one, other, block in pairs], dtype=bool)
+    return texts[["sample", "block"]].assign(diverges=diverges, equal=~diverges)
 
 
 def times(scratch_speed: pd.DataFrame) -> pd.DataFrame:
