@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kvbook import UserError
 from kvbook.models import corpus
-from kvreport.chapters.does_it_matter import DoesItMatterSettings
+from kvreport.chapters.does_it_matter import DoesItMatterSettings, variants
 
 # Of the squared weights, against the mean loss: enough to keep them finite where the classes can be told apart exactly.
 _RIDGE = 1e-3
@@ -62,9 +62,7 @@ def fit(model, tokenizer, texts: list[list[int]]) -> torch.Tensor:
     with torch.inference_mode():
         for ids in texts:
             half = len(ids) // 2
-            hidden = model(
-                torch.tensor([ids], device=model.device), use_cache=False, output_hidden_states=True, logits_to_keep=1
-            ).hidden_states[-1]
+            _, hidden = variants.read(model, torch.tensor([ids], device=model.device), use_cache=False)
             features.append(hidden[0, half:].double().cpu().numpy())
             classes.append(labels(tokenizer, ids)[half:])
     weights = logistic(np.concatenate(features), np.concatenate(classes))

@@ -51,8 +51,8 @@ def measure(
         subject = variants.Subject(settings, dtype)
         units = {f"{dtype}|{number}": group for number, group in enumerate(variants.groups(samples))}
         for unit, group in writer.pending(units, f"does it matter, {dtype}: group"):
-            rows = (subject.about | row for row in score(subject, group, head, ways, of_cache))
-            writer.append(unit, [{name: row[name] for name in row if name not in without} for row in rows])
+            rows = score(subject, group, head, ways, of_cache)
+            writer.keep(unit, subject.about, ({name: row[name] for name in row if name not in without} for row in rows))
 
 
 def score(
@@ -63,24 +63,23 @@ def score(
     whole = subject.tensor([sample.ids for sample in samples])
     ids, targets = whole[:, :-1], whole[:, 1:]
     half = ids.shape[1] // 2
-    with torch.inference_mode():
-        baseline = list(variants.whole(subject.baseline.model, ids, half))
-        decisions = [classifier.decisions(piece.hidden, head) for piece in baseline]
-        labels = [classifier.labels(subject.baseline.tokenizer, sample.ids)[:-1] for sample in samples]
-        right = [decided.cpu().numpy() == label for decided, label in zip(decisions, labels, strict=True)]
-        for way in progress.track(variants.possible(subject.baseline.model, ways), label="way"):
-            for piece in subject.pieces(way, ids, half):
-                text, first = piece.text, max(half, piece.start)
-                logits, hidden = (of[first - piece.start :] for of in (piece.logits, piece.hidden))
-                rows = slice(first, first + len(logits))
-                compared = predictions.compare(baseline[text].logits[rows], logits, targets[text, rows])
-                flips = decisions[text][rows] != classifier.decisions(hidden, head)
-                about = {"way": way.name, "sample": samples[text].index, "source": samples[text].source}
-                about |= of_cache(piece.cache)
-                for position, row, flip in zip(range(first, rows.stop), compared.rows(), flips.tolist(), strict=True):
-                    yield about | {"position": position} | row | {
-                        "decision_flip": int(flip), "decision_right": int(right[text][position])
-                    }
+    baseline = list(variants.whole(subject.baseline.model, ids, half))
+    decisions = [classifier.decisions(piece.hidden, head) for piece in baseline]
+    labels = [classifier.labels(subject.baseline.tokenizer, sample.ids)[:-1] for sample in samples]
+    right = [decided.cpu().numpy() == label for decided, label in zip(decisions, labels, strict=True)]
+    for way in progress.track(variants.possible(subject.baseline.model, ways), label="way"):
+        for piece in subject.pieces(way, ids, half):
+            text, first = piece.text, max(half, piece.start)
+            logits, hidden = (of[first - piece.start :] for of in (piece.logits, piece.hidden))
+            rows = slice(first, first + len(logits))
+            compared = predictions.compare(baseline[text].logits[rows], logits, targets[text, rows])
+            flips = decisions[text][rows] != classifier.decisions(hidden, head)
+            about = {"way": way.name, "sample": samples[text].index, "source": samples[text].source}
+            about |= of_cache(piece.cache)
+            for position, row, flip in zip(range(first, rows.stop), compared.rows(), flips.tolist(), strict=True):
+                yield about | {"position": position} | row | {
+                    "decision_flip": int(flip), "decision_right": int(right[text][position])
+                }
 
 
 def work(settings: DoesItMatterSettings) -> Work:
