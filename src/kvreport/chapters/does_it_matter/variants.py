@@ -113,10 +113,9 @@ def _filled(ids: torch.Tensor) -> torch.Tensor:
 
 def batched(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
     """Read `BATCH` texts of one length in one pass without a cache."""
-    for first in range(0, len(ids), BATCH):
-        some = ids[first : first + BATCH]
+    for group, some in enumerate(ids.split(BATCH)):
         logits, hidden = read(model, _filled(some), use_cache=False)
-        yield from (Piece(first + row, 0, logits[row], hidden[row]) for row in range(len(some)))
+        yield from (Piece(group * BATCH + row, 0, logits[row], hidden[row]) for row in range(len(some)))
 
 
 def positions(model: PreTrainedModel, places: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -127,22 +126,19 @@ def positions(model: PreTrainedModel, places: torch.Tensor) -> dict[str, torch.T
 def left_padded(model: PreTrainedModel, ids: torch.Tensor, _prompt: int) -> Iterator[Piece]:
     """Read `BATCH` texts in one pass, each behind another number of padding tokens that the mask hides."""
     length = ids.shape[1]
-    for first in range(0, len(ids), BATCH):
-        full = _filled(ids[first : first + BATCH])
+    # Places in the text without padding. All are as long, so a text that is padded by less ends before the row does;
+    # what is behind it is hidden too.
+    places = torch.arange(max(PADS) + length, device=ids.device) - torch.tensor(PADS, device=ids.device)[:, None]
+    inside, places = (places >= 0) & (places < length), places.clamp(0, length - 1)
+    for group, some in enumerate(ids.split(BATCH)):
+        full = _filled(some)
         # Any token will do behind the mask; one of the text's own has an embedding like all others.
-        padded = full[:, :1].repeat(1, max(PADS) + length)
-        mask = torch.zeros_like(padded)
-        for row, pad in enumerate(PADS):
-            # All are as long, so a text that is padded by less ends before the row does; what is behind it is hidden
-            # too.
-            padded[row, pad : pad + length] = full[row]
-            mask[row, pad : pad + length] = 1
-        # Those that the text has without padding.
-        places = positions(model, (mask.cumsum(-1) - 1).clamp(min=0))
-        logits, hidden = read(model, padded, attention_mask=mask, use_cache=False, **places)
-        for row in range(min(BATCH, len(ids) - first)):
-            text = slice(PADS[row], PADS[row] + length)
-            yield Piece(first + row, 0, logits[row, text], hidden[row, text])
+        padded = full.gather(1, places).where(inside, full[:, :1])
+        options = {"attention_mask": inside.long(), "use_cache": False} | positions(model, places)
+        logits, hidden = read(model, padded, **options)
+        for row, pad in enumerate(PADS[: len(some)]):
+            text = slice(pad, pad + length)
+            yield Piece(group * BATCH + row, 0, logits[row, text], hidden[row, text])
 
 
 dynamic, static = (functools.partial(caches.make, kind) for kind in ("dynamic", "static"))
