@@ -140,16 +140,17 @@ def measure(settings: PromptReuseSettings, made_of: Inputs, writer: Writer) -> N
     names = [model["asked_for"] for model in made_of["models"]]
     units = {f"{name}|{dtype}": (name, dtype) for name in names for dtype in settings.dtypes}
     for unit, (name, dtype) in writer.pending(units, "whole and in two parts: model and dtype"):
-        loaded, rows = samples.load(settings, name, dtype), []
-        for variant in named.VARIANTS:
-            prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)
-            ids = torch.cat([prompt, response], dim=1).to(loaded.model.device)
-            about = {"variant": variant, "n_prompt": prompt.shape[1], "n_response": response.shape[1]}
-            with torch.inference_mode():
-                whole = in_one_pass(loaded.model, ids)
-                split = in_two_parts(loaded.model, ids, prompt.shape[1], variant, settings.seed)
-                rows += [loaded.about | about | row for row in compare(whole, split, prompt.shape[1])]
-        writer.append(unit, rows)
+        loaded = samples.load(settings, name, dtype)
+        writer.keep(unit, loaded.about, _rows(loaded, settings.seed))
+
+
+def _rows(loaded: loading.Loaded, seed: int) -> Rows:
+    for variant in named.VARIANTS:
+        prompt, response = posted_ids(loaded.tokenizer, one_begin=variant == named.ONE_BEGIN)
+        ids, n_prompt = torch.cat([prompt, response], dim=1).to(loaded.model.device), prompt.shape[1]
+        whole, split = in_one_pass(loaded.model, ids), in_two_parts(loaded.model, ids, n_prompt, variant, seed)
+        about = {"variant": variant, "n_prompt": n_prompt, "n_response": response.shape[1]}
+        yield from (about | row for row in compare(whole, split, n_prompt))
 
 
 def work(settings: PromptReuseSettings) -> Work:

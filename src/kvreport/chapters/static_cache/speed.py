@@ -8,6 +8,7 @@ Without a cache a step's time depends on its length alone, and takes longest; it
 tokens that the cached way wrote.  Rows, one a (engine, way, repeat, phase, step): see ``data/README.md``.
 """
 
+import itertools
 from collections import Counter
 
 import torch
@@ -70,15 +71,13 @@ def measure(settings: StaticCacheSettings, _made_of: Inputs, writer: Writer) -> 
     device = placement.device_of(settings.device)
     loaded, load_s = timing.timed(lambda: subject.load(settings), device)
     ids = subject.prompt(settings, loaded)
-    rows = [_row(Way("none"), 0, named.LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}]
+    load = _row(Way("none"), 0, named.LOAD, 0, 0, load_s) | {"engine": "", "cache": "", "n_steps": 0}
     # What an earlier experiment of this process compiled must neither be found nor count against the limit.
     torch.compiler.reset()
     # Charged to nobody, least of all to the way that comes first.
     _start_compiler(device)
-    with torch.inference_mode():
-        rows += _timed(loaded.model, ids, settings)
+    writer.keep("all", loaded.about, itertools.chain([load], _timed(loaded.model, ids, settings)))
     torch.compiler.reset()
-    writer.append("all", [loaded.about | row for row in rows])
 
 
 def _timed(model: PreTrainedModel, ids: torch.Tensor, settings: StaticCacheSettings) -> Rows:
