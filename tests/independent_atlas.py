@@ -82,7 +82,7 @@ def build(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _built(name: str, dtype: torch.dtype, layers: int) -> PreTrainedModel:
-    """Give weights a spread that lets every layer count; experts run one after the other, as they do in any dtype."""
+    """Spread the weights so that every layer counts; experts run one after the other, as they do in any dtype."""
     config = _shrunk(CONFIG_MAPPING[name], layers)
     with torch.device("meta"):
         if AutoModelForCausalLM.from_config(config).num_parameters() > _LARGEST:

@@ -54,7 +54,7 @@ def in_order(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def watched(executables: Iterable[object]) -> list[str]:
-    """Give the names of executables that only a slow test may start."""
+    """Name the executables that only a slow test may start."""
     names = [Path(str(executable)).name for executable in executables]
     return [name for name in names if name.startswith(_WATCHED)]
 

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
-from planted import with_rows
+from made_up import with_rows
 from refusing import refusal
 
 from kvbook.atlas import PATHS, SWITCHED, badges, table

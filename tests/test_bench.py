@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import mini_book
 import pandas as pd
 import pytest
-from planted import MACHINE, run_of
+from made_up import MACHINE, run_of
 from refusing import refusal
 from test_static_cache import timed
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pandas as pd
 import pytest
 import torch
-from planted import run_of
+from made_up import run_of
 from transformers import RobertaForCausalLM
 from transformers.utils import logging
 

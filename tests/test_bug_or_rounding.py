@@ -4,7 +4,7 @@ import re
 
 import matplotlib.pyplot as plt
 import pytest
-from planted import changed
+from made_up import changed
 from small_models import LLAMAS, drawn
 from transformers import MistralConfig
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy
-from planted import changed, published, with_rows, with_runs
+from made_up import changed, published, with_rows, with_runs
 
 from kvbook.measuring.estimates import Estimate, flat
 from kvreport.chapters.does_it_matter import figures, measures, tables

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from planted import changed
+from made_up import changed
 from transformers import DynamicCache
 
 from kvbook.exact.verification import fed

@@ -5,7 +5,7 @@ import re
 
 import pandas as pd
 import pytest
-from planted import run_of
+from made_up import run_of
 
 from kvbook import paths
 from kvreport.chapters.prompt_reuse import rows as reuse

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import with_rows
+from made_up import with_rows
 from refusing import refusal
 from small_models import SCRATCH
 
@@ -218,7 +218,7 @@ def settings(checkpoint, corpus_file):
 @pytest.fixture(scope="module")
 def results(settings):
     with pytest.MonkeyPatch.context() as patched:
-        # Thirty million weights take seconds, and what is said of their times is planted where a test looks at it.
+        # Thirty million weights take seconds, and what is said of their times is made up where a test looks at it.
         patched.setattr(speed, "REPLYS_SHAPE", Shape(300, 2, 32, 2, block=256, table=256))
         return found.measured("from_scratch", settings)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import against_the_book, changed, published, run_of, with_rows, with_runs
+from made_up import against_the_book, changed, published, run_of, with_rows, with_runs
 
 from kvbook import lengths as kvbook_lengths
 from kvbook.measuring import full_and_split

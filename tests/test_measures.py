@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from planted import run_of
+from made_up import run_of
 from refusing import refusal
 
 from kvreport.publishing import estimators, evaluated, measures

@@ -99,8 +99,8 @@ def test_the_list_names_every_hub_id_with_its_size_and_every_stand_in_that_is_th
 
 
 def test_a_stand_in_that_learnt_less_than_a_quarter_beyond_pairs_contradicts_the_page():
-    planted = Found({"stand ins": lambda: rows.stand_ins().assign(model=9.0)}, {})
-    assert check(measures.STATEMENTS["stand-ins-have-learnt"], planted).outcome == "fails"
+    poor = Found({"stand ins": lambda: rows.stand_ins().assign(model=9.0)}, {})
+    assert check(measures.STATEMENTS["stand-ins-have-learnt"], poor).outcome == "fails"
 
 
 def test_the_prompt_in_the_prose_is_the_runs_own(results):

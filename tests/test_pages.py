@@ -31,7 +31,7 @@ def soup(file: Path) -> BeautifulSoup:
 
 @pytest.fixture(scope="session")
 def site():
-    """Give the folder of this book's pages, built with the parameter set `smoke`."""
+    """Return the folder of this book's pages, built with the parameter set `smoke`."""
     return smoke_book.pages(Path(os.environ["KVBOOK_TESTS_SHARED"]))
 
 
@@ -173,7 +173,7 @@ def test_a_wide_table_takes_the_margin_and_where_it_must_scroll_its_edge_shows_i
 
 
 def case_shown(page):
-    """Give loop and precision of the front page's one case that is shown."""
+    """Read loop and precision of the front page's one case that is shown."""
     (shown,) = page.locator(".kvbook-case:visible").all()
     return shown.get_attribute("data-loop"), shown.get_attribute("data-dtype")
 
@@ -276,7 +276,7 @@ def test_control_where_the_link_is_gone_a_question_is_not_answered(page, address
 
 
 def found_by_search(page, address, words):
-    """Give the addresses that the site's own search offers, in its order; empty when it says that there are none."""
+    """Return the addresses that the site's own search offers, in its order; empty when it says that there are none."""
     page.goto(f"{address}search.html?q={quote(words)}")
     page.locator("#search-results > p.search-summary, #search-results > .search-summary").wait_for()
     page.wait_for_function("!document.querySelector('#search-results > h2').innerText.includes('Searching')")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from planted import MACHINE, run_of
+from made_up import MACHINE, run_of
 from refusing import refusal
 
 from kvbook import paths

@@ -4,7 +4,7 @@
 import pandas as pd
 import pytest
 import torch
-from planted import run_of
+from made_up import run_of
 from refusing import refusal
 from small_models import LLAMAS, drawn
 from transformers import AutoConfig

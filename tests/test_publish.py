@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from made_up import run_of
 from PIL import Image
-from planted import run_of
 from refusing import refusal
 
 from kvbook import paths

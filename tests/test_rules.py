@@ -6,7 +6,7 @@ import re
 import string
 
 import pytest
-from planted import fact
+from made_up import fact
 
 from kvbook.measuring.estimates import FEWEST_UNITS, Estimate
 from kvreport.publishing import found as found_in

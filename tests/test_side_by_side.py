@@ -42,7 +42,7 @@ def plan(root: Path) -> list[planning.Chapter]:
 
 
 def meeting(root: Path, mine: str, other: str) -> str:
-    """Give code that goes on only once the other chapter's has begun."""
+    """Write code that goes on only once the other chapter's has begun."""
     return (
         "import pathlib, time\n"
         f"pathlib.Path({str(root / mine)!r}).touch()\n"

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from planted import changed, fact, on, published, run_of, with_rows
+from made_up import changed, fact, on, published, run_of, with_rows
 from refusing import refusal
 
 from kvbook import paths
@@ -65,8 +65,8 @@ def test_what_was_not_run_is_said_of_every_statement(chapter):
 def test_rows_are_made_of_what_their_chapter_measures(chapter):
     known, found = importlib.import_module(f"{chapter.package}.rows").EXPERIMENTS, of_runs(chapter.name, {})
     # A misspelt parameter would name rows that are never there.
-    found.frames["planted"] = lambda misspelt: misspelt
-    assert [name for name in found.frames if not known.keys() >= {*found._experiments(name)}] == ["planted"]
+    found.frames["misspelt"] = lambda no_such_run: no_such_run
+    assert [name for name in found.frames if not known.keys() >= {*found._experiments(name)}] == ["misspelt"]
 
 
 @BY_NAME

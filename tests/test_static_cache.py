@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import small_models
 import torch
-from planted import changed, on, published, run_of, with_rows
+from made_up import changed, on, published, run_of, with_rows
 from refusing import refusal
 
 from kvbook.measuring import caches, decoding, large_pages, memory
@@ -191,16 +191,16 @@ def test_the_peak_is_that_of_the_work_alone_even_where_it_reuses_memory_freed_be
 
 
 def timed(uncached: str = "0.02 + 4e-4 * step") -> found_in.Found:
-    """Plant known seconds into five published repeats, each of which takes a hundredth longer than the one before."""
+    """Put known seconds into five published repeats, each of which takes a hundredth longer than the one before."""
     found = next(iter(published("static_cache").values()))
-    planted = with_rows(found, static_speed=found["static_speed"].query("repeat < 5"))
+    known = with_rows(found, static_speed=found["static_speed"].query("repeat < 5"))
     for where, seconds in {
         "phase == 'prefill'": "0.03", "phase == 'whole'": "5", "phase == 'decode'": "0.025",
         "phase == 'decode' and cache == 'none'": uncached, "one_row == 1 and phase == 'decode'": "0.01",
         "large_pages == 1 and phase == 'decode'": "0.008",
     }.items():
-        planted = changed(planted, "static_speed", where, seconds=f"({seconds}) * (1 + 0.01 * repeat)")
-    return planted
+        known = changed(known, "static_speed", where, seconds=f"({seconds}) * (1 + 0.01 * repeat)")
+    return known
 
 
 def found_of(**runs: pd.DataFrame) -> found_in.Found:

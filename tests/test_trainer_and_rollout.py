@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from planted import run_of
+from made_up import run_of
 
 from kvbook.models import loading
 from kvreport.chapters.trainer_and_rollout import TrainerAndRolloutSettings, measures, policy_gradient, rollouts, tables

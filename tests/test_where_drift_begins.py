@@ -6,7 +6,7 @@ import itertools
 import pandas as pd
 import pytest
 import torch
-from planted import run_of, with_rows
+from made_up import run_of, with_rows
 from refusing import refusal
 
 from kvbook import lengths

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from planted import against_the_book, run_of
+from made_up import against_the_book, run_of
 from torch.nn import functional
 from transformers import cache_utils
 

@@ -49,7 +49,7 @@ class KeptCalls:
         self._last = time.monotonic()
 
     def restore(self, calls: Sequence[Any]) -> None:
-        """Give all calls what was kept of them."""
+        """Hand all calls what was kept of them."""
         try:
             with safe_open(self.file, framework="pt") as opened:
                 structure = _pytree.treespec_loads(opened.metadata()["structure"])

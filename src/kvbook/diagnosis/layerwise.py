@@ -157,7 +157,7 @@ class Runner:
         self, call: Call, loaded: str | None, earlier: Iterator, part: str, forward: Callable[..., Any], given: tuple,
         named: dict[str, Any],
     ) -> Any:
-        """Give the output that a part gave before, run it, or stop where it is not loaded."""
+        """Return what a part returned before, run it, or stop where it is not loaded."""
         if known := next(earlier, None):
             name, output = known
             if name != part:

@@ -105,7 +105,7 @@ LARGER = {
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give each size's seconds and bytes, medians over the repeats."""
+    """Take the median over the repeats of each size's seconds and bytes."""
     return rows.groupby([*_PIECE, "size"], sort=False).median().reset_index()
 
 
@@ -119,7 +119,7 @@ def exponent(sizes: Any, amounts: Any) -> float:
 
 
 def steepest(sizes: Any, amounts: Any) -> float:
-    """Give the exponent between the two largest sizes."""
+    """Return the exponent between the two largest sizes."""
     return exponent(np.asarray(sizes)[-2:], np.asarray(amounts)[-2:])
 
 

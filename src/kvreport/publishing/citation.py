@@ -147,7 +147,7 @@ def heading(item: Published) -> str:
 
 
 def first_sentence(caption: str) -> str:
-    """Give what a caption begins with as plain text, to serve as a title."""
+    """Return the beginning of a caption as plain text, to serve as a title."""
     text = plain(caption)
     end = _SENTENCE_END.search(text)
     return text[: end.start()] if end else text

@@ -75,7 +75,7 @@ def _asked_in(path: Path) -> set[tuple[str | None, str]]:
 
 
 def _kept(name: str, made_of: list[Any], evaluate: Callable[[], Evaluated]) -> Evaluated:
-    """Give what was evaluated before from the same things: a build with nothing to do need not import what computes."""
+    """Read what was evaluated before from the same things: a build with nothing to do need not import what computes."""
     file, digest = paths.BUILD / "statements" / f"{name}.json", fingerprint.of_values(made_of)
     if file.is_file():
         kept = json.loads(file.read_text("utf-8"))
@@ -162,7 +162,7 @@ def _verdicts(module: ModuleType, results: Mapping[str, Found], labels: Mapping[
 
 
 def maker(processor: str) -> str:
-    """Give a processor's maker, the first word of its name; its kind, its texts, or what libraries were held to."""
+    """Return what follows `@` in a number: what libraries were held to, a kind or texts, or else the maker."""
     if limit := processors.LIMIT.search(processor):
         return limit["to"]
     return evidence.beside_of(processor).replace(" ", "") or re.match(r"\w*", processor)[0]

@@ -51,11 +51,11 @@ class Found:
         self._made: dict[Hashable, Any] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame | None:
-        """Give the rows of a frame or an experiment; None where a run behind them is not there."""
+        """Return the rows of a frame or an experiment; None where a run behind them is not there."""
         return self.once(name, lambda: self._make(name))
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Give what was made before under a key, or make it."""
+        """Return what was made before under a key, or make it."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

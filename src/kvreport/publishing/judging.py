@@ -161,7 +161,7 @@ def _decide(rule: Rule, evidence: Evidence) -> tuple[Word, Outcome | None]:
 
 
 def _scoped(answer: Answer, rule: Rule, weights: str) -> Word:
-    """Give the word for an answer; what stand-ins show, for a claim or against it, they show in kind."""
+    """Return the word for an answer; what stand-ins show, for a claim or against it, they show in kind."""
     theirs = rule.about_code or weights in DOCUMENTS
     if answer == "other cause":
         return "other cause" if (theirs or weights in OTHERS) and not rule.unseen else "plausible cause"

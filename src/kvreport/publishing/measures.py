@@ -60,7 +60,7 @@ class Measure(Quantity):
     keep: tuple[tuple[str, tuple[Hashable, ...]], ...] = ()
 
     def where(self, **keep: Any) -> "Measure":
-        """Give the measure of some of its rows; a place in braces in its name takes what was chosen."""
+        """Return the measure of some of its rows; a place in braces in its name takes what was chosen."""
         chosen = tuple((column, value if isinstance(value, tuple) else (value,)) for column, value in keep.items())
         name = self.name
         for column, values in chosen:
@@ -68,7 +68,7 @@ class Measure(Quantity):
         return replace(self, name=name, keep=(*self.keep, *chosen))
 
     def alike(self, name: str = "", estimate: Callable[..., Estimate | None] | None = None, **about: Any) -> "Measure":
-        """Give another measure, which differs in nothing but what is told."""
+        """Return a copy that differs in nothing but what is told."""
         return replace(self, name=name or self.name, estimate=estimate or self.estimate, **about)
 
     def __call__(self, found: Found) -> list[Measured]:
@@ -90,7 +90,7 @@ class Measure(Quantity):
         return measured
 
     def table(self, found: Found, name: str = "estimate") -> pd.DataFrame:
-        """Give its estimates as a table, a column for each of `by`; without those that could not be made."""
+        """Return its estimates as a table, a column for each of `by`; without those that could not be made."""
         estimated = zip(self.groups(found), self(found), strict=True)
         rows = [(*key, one.estimate) for key, one in estimated if one.estimate is not UNFITTED]
         return pd.DataFrame(rows, columns=[*self.by, name])

@@ -44,7 +44,7 @@ def _known(machine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _common(machines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Give what is known of all of these machines' processors, and is the same for each."""
+    """Return what is known of these machines' processors, where it is the same for all."""
     first, *others = map(_known, machines)
     found = {key: first[key] for key in first if all(other.get(key) == first[key] for other in others)}
     instructions = set(first.get("instructions", ())).intersection(*(one.get("instructions", ()) for one in others))

@@ -106,14 +106,14 @@ def read(executed: Path) -> dict[str, Any]:
 
 
 def items(notebook: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Give what an executed copy says of each figure and table that it publishes, with the output that does."""
+    """Read what an executed copy says of each figure and table that it publishes, with the output that does."""
     for output in outputs(notebook):
         if (item := item_of(output)) is not None:
             yield item, output
 
 
 def item_of(output: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Give what an output says of the figure or table that it publishes."""
+    """Read what an output says of the figure or table that it publishes."""
     metadata = output.get("metadata", {})
     figure = metadata.get("image/png", {})
     return figure if "name" in figure else metadata.get("text/html", {}).get("kvbook_table")
@@ -197,7 +197,7 @@ def sentences(sources: Iterable[Path]) -> list[Sentence]:
 
 
 def title(notebook: Mapping[str, Any]) -> str:
-    """Give a notebook's first heading."""
+    """Return a notebook's first heading."""
     headings = (re.search(r"^#\s+(.+?)\s*$", text, re.MULTILINE) for text in captions.prose(notebook))
     return next((heading[1] for heading in headings if heading), "Untitled")
 
@@ -212,6 +212,6 @@ def everything(executed: Iterable[Path] | None = None) -> list[Published]:
 
 
 def outputs(notebook: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Give the outputs of all cells."""
+    """Go through the outputs of all cells."""
     for cell in notebook["cells"]:
         yield from cell.get("outputs", ())

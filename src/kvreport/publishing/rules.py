@@ -49,7 +49,7 @@ class Bound:
         return 1 / self.value if self.scale == "ratio" else -self.value
 
     def times(self, factor: float) -> "Bound":
-        """Give a bound that is looser or stricter by a factor."""
+        """Return a bound that is looser or stricter by a factor."""
         value = self.value * factor
         if self.scale == "ratio":
             above = 1 + (max(self.value, 1 / self.value) - 1) * factor
@@ -231,7 +231,7 @@ class Rule:
         return " ".join(said)
 
     def with_bound(self, bound: Bound, other: Bound) -> "Rule":
-        """Give the rule with another bound in place of one."""
+        """Return the rule with another bound in place of one."""
 
         def outcome(old: Outcome) -> Outcome:
             new = (replace(c, bound=other) if c.bound == bound else c for c in old.conditions)

@@ -147,7 +147,7 @@ def is_borne_out(checked: Mapping[str, Any]) -> bool:
 
 
 def sentence_before(text: str, end: int) -> str:
-    """Give the sentence that ends at a place of a text: the prose has one sentence a line, and now and then two.
+    """Return the sentence that ends at a place of a text: the prose has one sentence a line, and now and then two.
 
     A short one, such as "In 16 bits it does not.", says little alone: the sentence before it comes with it.
     """

@@ -277,7 +277,7 @@ def read_notebook(path: Path) -> dict[str, Any]:
 
 
 def run_of(executed: Path) -> dict[str, Any]:
-    """Give what was kept of the run that made an executed copy."""
+    """Read what was kept of the run that made an executed copy."""
     return json.loads(executed.read_text("utf-8"))["metadata"]["kvbook"]
 
 

@@ -88,6 +88,6 @@ def marked(html: str, files: Mapping[str, Path]) -> str:
 
 
 def _first_picture(env: BuildEnvironment) -> str | None:
-    """Give the file name, in the site, of a picture of the first page that has one; None where there is none."""
+    """Return the file name, in the site, of a picture of the first page that has one; None where there is none."""
     found = [(min(docnames), name) for docnames, name in env.images.values() if docnames and name.endswith(".png")]
     return min(found)[1] if found else None

@@ -128,7 +128,7 @@ def _case(loop: str, dtype: str, answers: dict[str, tuple[pd.DataFrame, Run]]) -
 
 
 def answer(words: Sequence[str], first: float) -> tuple[list[str], int | None]:
-    """Give the words of an answer as they are shown, and the place of the first that differs, if one does."""
+    """Return the words of an answer as they are shown, and the place of the first that differs, if one does."""
     shown = [_SHOWN.get(word, word.replace("\n", _SHOWN["\n"])) for word in words]
     return shown, None if first == math.inf else int(first)
 
@@ -170,7 +170,7 @@ def _labels(medians: pd.Series) -> list[tuple[str, str]]:
 
 
 def _place(drift: float) -> float:
-    """Give where on the axis a drift stands, in per cent."""
+    """Return the place of a drift on the axis, in per cent."""
     power = math.log10(drift) if drift > 0 else LOWEST
     return 100 * (min(max(power, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST)
 

@@ -80,7 +80,7 @@ def _refuse_failed(executed: Notebook) -> None:
 
 
 def _following(cell: Cell, captions: Mapping[str, Caption], chapter: Chapter, site: str | None) -> list[Cell]:
-    """Give what follows a cell that publishes a figure or tables; of what is published the figure alone stays there."""
+    """Collect what follows a cell that publishes; of what is published the figure alone stays there."""
     after: list[Cell] = []
     items = [item for item, _ in published.items({"cells": [cell]})]
     figures = [item for item in items if item["name"].startswith("fig-")]

@@ -17,7 +17,7 @@ COLAB = "https://colab.research.google.com"
 
 
 def issue_address(book: checkout.Origin, page: str) -> str | None:
-    """Give the address of a new issue with page and version filled in; None where the repository is not known."""
+    """Return the address of a new issue with page and version filled in; None where the repository is not known."""
     if book.repository is None:
         return None
     title = f"On page {page}.html"

@@ -104,13 +104,13 @@ def forks(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _at_first(answers: pd.DataFrame, column: str) -> list[float | None]:
-    """Give a number of the first token that differs; None where none does, or where the answer has ended."""
+    """Return a number of the first token that differs; None where none does, or where the answer has ended."""
     pairs = zip(answers["first"], answers[column], strict=True)
     return [of[int(first)] if first < len(of) else None for first, of in pairs]
 
 
 def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Give the place of the first token that differs, or at which one of the two ends; infinite where none does."""
+    """Return the place of the first token that differs, or at which one of the two ends; infinite where none does."""
     if one == other:
         return float("inf")
     return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -113,7 +113,7 @@ def on_large_pages() -> torch.Tensor:
 
 
 def reading(place: Callable[[], torch.Tensor]) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Give the kernels over two arrays, and the bytes that each must move."""
+    """Return the kernels over two arrays, and the bytes that each must move."""
     first, second = place(), place()
     return {
         "sum": (first.sum, first.nbytes),

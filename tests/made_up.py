@@ -21,7 +21,7 @@ MACHINE = {"device": "cpu", "device_name": "a processor", "threads": 1, "torch":
 
 
 def fact(value: float) -> Measured:
-    """Give a number that is counted and not sampled."""
+    """Make a number that is counted and not sampled."""
     return Measured("", Estimate(value, value, value, "range"))
 
 
