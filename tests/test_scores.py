@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -330,6 +331,78 @@ def test_a_stale_policy_needs_two_steps():
     rows = FAULTS["stale", "float32"]
     one = rows[rows["step"] == rows["step"].max()].reset_index(drop=True)
     assert "stale" not in [cause.key for cause in score_judged.case(one).causes]
+
+
+# Thresholds, approached from both sides: what each pattern needs, as a difference of A's tokens from B's.
+
+nth = np.arange(N * LONG)
+place, sequence = nth % LONG, nth // LONG
+last = place == LONG - 1
+# As many up as down.
+up_down = np.where(place % 2 == 0, 1.0, -1.0)
+# A's largest is far below 0, so that no difference takes it above.
+low = A["logprob"].to_numpy() - 9
+# The first prompt is the longest; the others are padded.
+positions = place + np.where(sequence == 0, 20, 10)
+confident = np.where(place < 6, -0.1 - 0.01 * place, -3.0 - 0.1 * place)
+
+
+def seen(signature: Callable, difference: np.ndarray, b: np.ndarray = low, control: float = 0.0, **columns) -> bool:
+    """Tell whether a signature is seen where A differs from B by this much; a control differs from B at every token."""
+    one, other = (A.assign(logprob=values, **columns) for values in (b + difference, b))
+    controls = [other.assign(logprob=b + control * up_down)] if control else []
+    found = verdict.gaps(tables.join(one, other, controls))
+    return bool(signature(found))
+
+
+def likeliest(times: np.ndarray) -> bool:
+    """Tell whether a temperature is seen where the likeliest tokens lie so many times as far apart in A."""
+    tops = [np.outer(of, [-0.5, -1.5, -3.0]).tolist() for of in (times, np.ones(len(A)))]
+    one, other = (A.assign(top_tokens=[[1, 2, 3]] * len(A), top_logprobs=values) for values in tops)
+    return bool(signatures._temperature(verdict.gaps(tables.join(one, other))))
+
+
+@pytest.mark.parametrize(("holds", "beyond", "short"), [
+    (lambda x: seen(signatures._shift, np.where(place % 2, 1.0, -1.0) - x, low[0] - place % 2), 0.19, 0.21),
+    (lambda x: seen(signatures._stale, np.where(sequence < 4, x, 0.3), step=sequence // 4), 0.099, 0.101),
+    (lambda x: seen(signatures._stale, np.where(sequence < 4, 0.01, 0.3), step=sequence // 4 if x else 0), True, False),
+    # Suspicious tokens that are not the last ones; last ones that are suspicious.
+    (lambda x: seen(signatures._special, np.where(last | (nth < x), 1.0, 0), control=0.01), 0, 1),
+    (lambda x: seen(signatures._special, np.where(last & (sequence < x), 1.0, 0), control=0.01), 4, 3),
+    # Tokens of one kind: no more than a quarter of all, and three at least.
+    (lambda x: seen(signatures._special, 1.0 * (nth < x), control=0.01, token=np.where(nth < x, -1, nth)), 24, 25),
+    (lambda x: seen(signatures._special, 1.0 * (nth < x), control=0.01, token=np.where(nth < x, -1, nth)), 3, 2),
+    # Before and after a place, and how many are beyond the limit after it.
+    (lambda x: seen(signatures._from_a_position, np.where(place < 6, x, 0.5), control=0.03), 0.099, 0.101),
+    (lambda x: seen(signatures._from_a_position, 0.5 * ((place > 5) & (sequence * 6 + place < 6 + x))), 13, 12),
+    # How many sequences have tokens before it.
+    (lambda x: seen(signatures._from_a_position, np.where((sequence < x) & (place < 6), 0, 0.5), control=0.01,
+                    position=place + np.where(sequence < x, 0, 100)), 3, 2),
+    (lambda x: seen(signatures._by_padding, np.where(sequence == 0, x, 0.5), position=positions), 0.099, 0.101),
+    (lambda x: seen(signatures._by_padding, np.where(sequence < x, 0.01, 0.5),
+                    position=place + np.where(sequence < x, 20, 10)), 4, 5),
+    # On the other side, the largest and all together; how many move; and by how much at most.
+    (lambda x: seen(signatures._one_sided, np.where(place < 4, 0.1, np.where(place < 6, -x, 0))), 0.024, 0.026),
+    (lambda x: seen(signatures._one_sided, np.where(nth < 6, 1.0, np.where(nth < 46, -x, 0))), 0.029, 0.031),
+    (lambda x: seen(signatures._one_sided, np.where(nth < x, 0.1, 0)), 5, 4),
+    (lambda x: seen(signatures._one_sided, np.where(place < 4, x, 0)), 2.99, 3.01),
+    (lambda x: seen(signatures._temperature, (x - 1) * confident + 0.02, confident), 1.035, 1.025),
+    (lambda x: seen(signatures._temperature, 0.06 * confident + 0.1 + x * up_down * (place > 5), confident, 1e-3),
+     0.9, 1.0),
+    (lambda x: likeliest(np.full(N * LONG, x)), 1.021, 1.019),
+    (lambda x: likeliest(1.04 + x * (nth % 3 - 1)), 0.0099, 0.0101),
+    (lambda x: seen(signatures._early, np.where(place < 4, x, 1.0) * 0.1 * up_down), 1.21, 1.19),
+    (lambda x: seen(signatures._early, np.where(place < 4, np.exp(0.4 + x * (-1.0) ** sequence), 1.0) * 0.1 * up_down),
+     0.28, 0.3),
+    # One large token, one sequence that differs more, and a side.
+    (lambda x: seen(signatures._even, np.where(nth == 0, x, 1.0) * 0.01 * up_down), 17, 18),
+    (lambda x: seen(signatures._even, np.where(sequence == 0, x, 1.0) * 0.01 * up_down), 5.9, 6.1),
+    (lambda x: seen(signatures._even, np.where(nth < x, 0.01, -0.01)), 67, 68),
+    (lambda x: seen(signatures._even, x * up_down), 0.29, 0.31),
+    (lambda x: seen(signatures._even, x * up_down), 1.1e-5, 0.9e-5),
+])
+def test_a_pattern_is_seen_just_beyond_its_threshold_and_not_just_short_of_it(holds, beyond, short):
+    assert (holds(beyond), holds(short)) == (True, False)
 
 
 def test_faults_that_were_listed_beforehand_are_judged_as_the_page_shows():
